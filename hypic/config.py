@@ -1,0 +1,99 @@
+"""Engine settings: one frozen object, validated when it is made."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hypic.errors import ConfigError
+from hypic.types import Policy, _one_of
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("safetensors", "dummy")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from ``8589934592``, ``"8GiB"`` or ``"500 MB"``.
+
+    Raises:
+        ConfigError: the text is not a number with a known unit.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"{text!r} is not a size; write bytes or a number with {', '.join(u for u in _UNITS if u)}.")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    ``memory`` sizes the one pool of pages and state slots: bytes, a size such as ``"8GiB"``, or a
+    share of what is free as a float in (0, 1); half by default. ``store`` caps what unpinned
+    entries may hold in it (``"device://2GiB"``; by default all that requests do not use).
+    ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens.
+
+    Raises:
+        ConfigError: a value lies outside its range.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    memory: int | float | str = 0.5
+    max_context: int | None = None
+    max_running: int = 64
+    max_step_tokens: int = 8192
+    page_size: int = 16
+    store: str | None = None
+    policy: Policy = Policy()
+    seed: int = 0
+    load_format: str = "safetensors"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
+        for name in ("max_running", "max_step_tokens", "page_size", "max_context", "threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number, 1 or more.")
+        if not isinstance(self.policy, Policy):
+            raise ConfigError(f"policy is {self.policy!r}; pass hypic.Policy(...).")
+        self.memory_bytes(2**40)
+        _ = self.store_bytes
+
+    def memory_bytes(self, free_bytes: int) -> int:
+        """Size of the pool, given the bytes that are free once the weights are loaded."""
+        if isinstance(self.memory, float):
+            if not 0.0 < self.memory < 1.0:
+                raise ConfigError(f"memory is {self.memory!r}; a share must lie between 0 and 1, or give bytes as a whole number.")
+            return int(free_bytes * self.memory)
+        return parse_bytes(self.memory)
+
+    @property
+    def store_bytes(self) -> int | None:
+        """Cap on what cached entries may hold, or ``None`` for no cap of their own."""
+        if self.store is None:
+            return None
+        scheme, separator, size = self.store.partition("://")
+        if scheme != "device" or not separator:
+            raise ConfigError(f"store is {self.store!r}; only 'device://SIZE' is supported, e.g. 'device://2GiB'.")
+        return parse_bytes(size)
+
+    @classmethod
+    def of(cls, **settings: Any) -> EngineConfig:
+        """From keywords; policy fields (``seam``, ``reuse``...) may stand among them.
+
+        Raises:
+            ConfigError: an unknown keyword.
+        """
+        policy_names = {f.name for f in fields(Policy)}
+        known = {f.name for f in fields(cls)}
+        unknown = [name for name in settings if name not in known | policy_names]
+        if unknown:
+            raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(known | policy_names))}.")
+        changes = {name: settings.pop(name) for name in list(settings) if name in policy_names}
+        policy = settings.pop("policy", Policy())
+        return cls(policy=policy.with_(**changes) if changes else policy, **settings)

@@ -1,0 +1,65 @@
+"""The error tree: everything hypic raises on purpose.
+
+    HypicError
+    |-- ConfigError            a setting, a sampling value or an argument that cannot be right
+    |-- PromptError            a prompt or message list that cannot be turned into tokens
+    |   `-- PromptTooLong      more tokens than the model's context or the memory can hold
+    |-- UnsupportedModel       a checkpoint we refuse, by name and with the reason
+    |   `-- CheckpointError    a checkpoint whose files are missing, unreadable or mis-shaped
+    |-- StoreError
+    |   |-- StoreFull          a single request needs more than the whole budget
+    |   `-- StoreCorrupt       an entry that fails its checks (handled as a miss)
+    |-- WorkerLost             the engine's thread or a worker died
+    |-- NonFiniteOutput        the model produced NaN or infinity for this request
+    `-- RequestAborted         the request was cancelled by its owner or by ``close()``
+
+Every message is one sentence that names the offending value and the way out.
+"""
+
+
+class HypicError(Exception):
+    """Root of all errors raised by hypic."""
+
+
+class ConfigError(HypicError, ValueError):
+    """A setting, sampling value or argument is invalid."""
+
+
+class PromptError(HypicError, ValueError):
+    """A prompt cannot be turned into tokens."""
+
+
+class PromptTooLong(PromptError):
+    """A prompt has more tokens than the context or the memory can hold."""
+
+
+class UnsupportedModel(HypicError):
+    """A checkpoint's architecture or a feature of it is not supported."""
+
+
+class CheckpointError(UnsupportedModel):
+    """A checkpoint is incomplete, unreadable or does not fit its configuration."""
+
+
+class StoreError(HypicError):
+    """Something about the segment store."""
+
+
+class StoreFull(StoreError):
+    """One request alone needs more than the whole budget."""
+
+
+class StoreCorrupt(StoreError):
+    """A stored entry failed its checks; callers treat it as a miss."""
+
+
+class WorkerLost(HypicError):
+    """The engine's thread or a worker process died."""
+
+
+class NonFiniteOutput(HypicError):
+    """The model produced NaN or infinity for this request."""
+
+
+class RequestAborted(HypicError):
+    """The request was cancelled."""

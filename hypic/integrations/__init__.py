@@ -1,0 +1,1 @@
+"""One file per framework: translate to ``Prompt``, translate back."""

@@ -1,0 +1,286 @@
+"""Values that cross the public surface: frozen, plain, and free of torch.
+
+``Prompt`` and ``Segment`` describe what is asked, ``SamplingParams`` and ``Policy`` how, and
+``Completion`` with its ``CacheReport`` what came back. Words follow the README's glossary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from hypic.errors import ConfigError, PromptError
+
+Kind = Literal["document", "system", "skill", "memory", "tool", "turn"]
+Reuse = Literal["segments", "prefix", "none"]
+Compose = Literal["transition", "addition", "last"]
+Outcome = Literal["hit", "encoded", "live"]
+FinishReason = Literal["stop", "length", "abort"]
+Message = Mapping[str, Any]
+
+
+def _one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}.")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of prompt text, cached by its content unless ``cache`` says otherwise.
+
+    ``name`` and ``source`` are labels for reports and ``LLM.forget``; they never enter the
+    identity of a cached entry. ``namespace`` does: entries are not shared across namespaces.
+    ``cache=None`` lets kind and position decide, ``True`` forces a segment, ``False`` live text.
+
+    Raises:
+        ConfigError: ``kind`` is none of ``Kind``.
+        PromptError: ``text`` is not a ``str``.
+    """
+
+    text: str
+    kind: Kind = "document"
+    name: str | None = None
+    source: str | None = None
+    namespace: str | None = None
+    cache: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise PromptError(f"a segment's text is {type(self.text).__name__}, not str; decode it before passing it on.")
+        _one_of("a segment's kind", self.kind, get_args(Kind))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Segments followed by live text: one system message (kind ``system``) and one user message.
+
+    ``glue`` is the live text between the pieces of a message, left out beside white space that was
+    taken off a segment. ``template=False`` skips the chat template (base models).
+    """
+
+    segments: Sequence[Segment] = ()
+    tail: str = ""
+    glue: str = "\n\n"
+    template: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.segments, (str, Segment)):
+            raise PromptError("segments must be a list of Segment; wrap a single one in a list.")
+        object.__setattr__(self, "segments", tuple(self.segments))
+        for segment in self.segments:
+            if not isinstance(segment, Segment):
+                raise PromptError(f"segments holds a {type(segment).__name__}; wrap each text as Segment(text).")
+        if not isinstance(self.tail, str):
+            raise PromptError(f"the tail is {type(self.tail).__name__}, not str; pass the question as text.")
+
+
+PromptLike = Prompt | str | Sequence[Message]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen. ``None`` means: as the checkpoint's ``generation_config.json`` says.
+
+    Without either, decoding is greedy (``temperature`` 0). ``top_k=0`` and ``top_p=1`` switch their
+    filters off. ``stop`` strings end the text before themselves. ``logprobs=n`` returns the chosen
+    token's log probability and those of the ``n`` likeliest tokens.
+
+    Raises:
+        ConfigError: a value lies outside its range.
+    """
+
+    max_tokens: int = 256
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: Sequence[str] = ()
+    logprobs: int | None = None
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        if any(not isinstance(s, str) or not s for s in stop):
+            raise ConfigError(f"stop is {self.stop!r}; every stop string needs at least one character.")
+        self._range("max_tokens", self.max_tokens, 1, None, integer=True)
+        self._range("temperature", self.temperature, 0.0, None)
+        self._range("top_p", self.top_p, 0.0, 1.0, above=True)
+        self._range("top_k", self.top_k, 0, None, integer=True)
+        self._range("min_p", self.min_p, 0.0, 1.0)
+        self._range("repetition_penalty", self.repetition_penalty, 0.0, None, above=True)
+        self._range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self._range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._range("logprobs", self.logprobs, 0, 100, integer=True)
+        self._range("seed", self.seed, -(2**63), 2**63 - 1, integer=True)
+
+    @staticmethod
+    def _range(
+        name: str, value: Any, low: float, high: float | None, *, above: bool = False, integer: bool = False
+    ) -> None:
+        if value is None:
+            return
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        right_type = number and (not integer or value == int(value))
+        fits = right_type and (value > low if above else value >= low) and (high is None or value <= high)
+        if not fits:
+            bounds = f"{'above' if above else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
+            raise ConfigError(f"{name} is {value!r}; it must be {'a whole number ' if integer else ''}{bounds}.")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be reused and how; part of what an answer depends on, never of what is cached.
+
+    ``reuse``: ``segments`` (position-independent), ``prefix`` (exact heads only) or ``none``.
+    ``seam`` is the number of tokens run in context at each segment's head; below the model's
+    convolution width minus one it is an inexact ablation. Segments shorter than
+    ``min_segment_tokens`` (default ``4 * seam``) are run live. ``compose`` and ``rotate`` are
+    ablations for measurement: ``addition`` replaces an interior's transition by the identity,
+    ``last`` by zero; ``rotate=False`` leaves cached keys at their local positions.
+    """
+
+    reuse: Reuse = "segments"
+    seam: int = 8
+    min_segment_tokens: int | None = None
+    compose: Compose = "transition"
+    rotate: bool = True
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("reuse", self.reuse, get_args(Reuse))
+        _one_of("compose", self.compose, get_args(Compose))
+        for name in ("seam", "min_segment_tokens"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise ConfigError(f"{name} is {value!r}; it must be a whole number of tokens, 0 or more.")
+
+    @property
+    def shortest(self) -> int:
+        """Fewest tokens for which a segment is cached."""
+        return 4 * self.seam if self.min_segment_tokens is None else self.min_segment_tokens
+
+    def with_(self, **changes: Any) -> Policy:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class SegmentReport:
+    """What happened to one segment of a prompt; ``reason`` is empty for a hit."""
+
+    kind: str
+    name: str | None
+    source: str | None
+    outcome: Outcome
+    num_tokens: int
+    num_bytes: int = 0
+    tier: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """What the cache saved for one request.
+
+    ``computed_tokens`` is counted where tokens enter the model: the request's rows plus the cold
+    segments encoded on its behalf. ``reused_tokens`` are prompt tokens that were not run for it.
+    ``times_s`` holds seconds by phase: ``tokenize``, ``queue``, ``ttft``, ``total``.
+    """
+
+    segments: tuple[SegmentReport, ...] = ()
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    reused_tokens: int = 0
+    times_s: Mapping[str, float] = field(default_factory=dict)
+    policy: Policy = Policy()
+    fingerprint: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_hits(self) -> int:
+        return sum(s.outcome == "hit" for s in self.segments)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request; ``cached_tokens`` of the prompt were not computed again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    created_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log probability of a chosen token and of the likeliest alternatives (natural logarithm)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A piece of an answer, or a whole one.
+
+    In a stream ``text`` and ``token_ids`` are what is new; only the last piece carries
+    ``finish_reason``, ``usage`` and ``report``. ``LLM.generate`` returns one joined piece.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    reasoning: str = ""
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    usage: Usage | None = None
+    report: CacheReport | None = None
+
+    @staticmethod
+    def join(pieces: Sequence[Completion]) -> Completion:
+        """The whole answer from all pieces of one stream."""
+        last = pieces[-1] if pieces else Completion()
+        return replace(
+            last,
+            text="".join(p.text for p in pieces),
+            reasoning="".join(p.reasoning for p in pieces),
+            token_ids=tuple(i for p in pieces for i in p.token_ids),
+            logprobs=tuple(x for p in pieces for x in p.logprobs),
+        )
+
+
+@runtime_checkable
+class TextEngine(Protocol):
+    """All that a framework integration needs: ``hypic.LLM`` and scripted test doubles satisfy it."""
+
+    def stream(
+        self,
+        prompt: PromptLike,
+        sampling: SamplingParams | None = None,
+        *,
+        policy: Policy | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Iterator[Completion]: ...
+
+    def astream(
+        self,
+        prompt: PromptLike,
+        sampling: SamplingParams | None = None,
+        *,
+        policy: Policy | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[Completion]: ...
