@@ -1,0 +1,134 @@
+"""Affine maps of recurrent states: the one monoid on which reuse rests.
+
+A run of tokens does ``S -> T S + B`` to the state ``S`` of a linear-attention head. Maps compose:
+``(T1, B1).then((T2, B2)) = (T2 T1, T2 B1 + B2)``, with ``(I, 0)`` as the identity, so pieces that
+were lifted apart can be folded in any prompt order, in pieces, or in a tree (HYPIC,
+arXiv 2607.01299; parallel scans: Blelloch 1990).
+
+Shapes: ``end_state`` is ``[..., H, K, V]``; ``transition`` is ``[..., H]`` (one number a head),
+``[..., H, K]`` (diagonal) or ``[..., H, K, K]`` (dense). This file knows no model and no token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def act(transition: Tensor, state: Tensor) -> Tensor:
+    """``T S`` for any kind of ``T``; ``state`` is ``[..., H, K, V]``."""
+    missing = state.ndim - transition.ndim
+    if missing == 0:
+        return transition @ state
+    return transition[(...,) + (None,) * missing] * state
+
+
+def identity(like: Tensor) -> Tensor:
+    """The identity of the kind and shape of the transition ``like``; ``like`` has a leading axis and ``H``."""
+    if like.ndim == 4:
+        return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device).expand_as(like).clone()
+    return torch.ones_like(like)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A batch of maps ``S -> transition S + end_state``."""
+
+    transition: Tensor
+    end_state: Tensor
+
+    def __getitem__(self, index: slice | Tensor) -> Affine:
+        return Affine(self.transition[index], self.end_state[index])
+
+    def apply(self, state: Tensor) -> Tensor:
+        """The state after, given ``state`` before: ``[..., H, K, V]``."""
+        if self.transition.ndim == state.ndim == 4:
+            return _fused_dense(self, state)
+        return act(self.transition, state) + self.end_state
+
+    def then(self, later: Affine) -> Affine:
+        """First this map, then ``later``."""
+        return Affine(_multiply(later.transition, self.transition), later.apply(self.end_state))
+
+
+def _fused_dense(maps: Affine, state: Tensor) -> Tensor:
+    shape = state.shape
+    transition = maps.transition.reshape(-1, *maps.transition.shape[-2:])
+    added = maps.end_state.reshape(-1, *shape[-2:])
+    return torch.baddbmm(added, transition, state.reshape(-1, *shape[-2:])).view(shape)
+
+
+def _multiply(later: Tensor, earlier: Tensor) -> Tensor:
+    return later @ earlier if later.ndim == 4 else later * earlier
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order in which chains of maps are walked side by side.
+
+    Chains are sorted by falling length, so that the chains still running at step ``p`` are the
+    first ``widths[p]``. Maps are laid out step by step: the map of sorted chain ``c`` at step ``p``
+    stands at ``offsets[p] + c``, its *place*. ``chains[c]`` is the original number of sorted chain ``c``.
+    """
+
+    widths: tuple[int, ...]
+    offsets: tuple[int, ...]
+    chains: tuple[int, ...]
+
+    @property
+    def num_places(self) -> int:
+        return self.offsets[-1] if self.offsets else 0
+
+    @staticmethod
+    def of(lengths: Sequence[int]) -> Schedule:
+        """For chains of ``lengths`` maps each."""
+        order = sorted(range(len(lengths)), key=lambda c: -lengths[c])
+        longest = max(lengths, default=0)
+        widths = [sum(length > p for length in lengths) for p in range(longest)]
+        offsets = [0]
+        for width in widths:
+            offsets.append(offsets[-1] + width)
+        return Schedule(tuple(widths), tuple(offsets), tuple(order))
+
+    def places(self, chain: int, length: int) -> list[int]:
+        """Places of the maps of the original chain ``chain``."""
+        column = self.chains.index(chain)
+        return [self.offsets[p] + column for p in range(length)]
+
+
+def exclusive_scan(maps: Affine, schedule: Schedule, state: Tensor) -> tuple[Tensor, Tensor]:
+    """States before every map, and after the last one of every chain.
+
+    ``maps`` lie in the schedule's places, ``[num_places, ...]``; ``state`` is the state each sorted
+    chain starts from, ``[num_chains, H, K, V]``. Returns ``[num_places, H, K, V]`` and
+    ``[num_chains, H, K, V]`` (sorted chains).
+    """
+    before = maps.end_state.new_empty(maps.end_state.shape)
+    final = state.clone()
+    for step, width in enumerate(schedule.widths):
+        here = slice(schedule.offsets[step], schedule.offsets[step] + width)
+        before[here] = state[:width]
+        state = maps[here].apply(state[:width])
+        remaining = schedule.widths[step + 1] if step + 1 < len(schedule.widths) else 0
+        if remaining < width:
+            final[remaining:width] = state[remaining:]
+    return before, final
+
+
+def fold(maps: Affine, schedule: Schedule, start: Affine) -> Affine:
+    """The product of every chain's maps behind ``start``: one map per sorted chain."""
+    done = start
+    for step, width in enumerate(schedule.widths):
+        here = slice(schedule.offsets[step], schedule.offsets[step] + width)
+        head = done[:width].then(maps[here])
+        done = head if width == len(schedule.chains) else _replace_head(done, head, width)
+    return done
+
+
+def _replace_head(maps: Affine, head: Affine, width: int) -> Affine:
+    return Affine(
+        torch.cat([head.transition, maps.transition[width:]]), torch.cat([head.end_state, maps.end_state[width:]])
+    )
