@@ -99,23 +99,23 @@ class Schedule:
         return [self.offsets[p] + column for p in range(length)]
 
 
-def exclusive_scan(maps: Affine, schedule: Schedule, state: Tensor) -> tuple[Tensor, Tensor]:
-    """States before every map, and after the last one of every chain.
+def exclusive_scan(maps: Affine, schedule: Schedule, state: Tensor) -> Tensor:
+    """States before every map, then the states after the last map of every chain.
 
     ``maps`` lie in the schedule's places, ``[num_places, ...]``; ``state`` is the state each sorted
-    chain starts from, ``[num_chains, H, K, V]``. Returns ``[num_places, H, K, V]`` and
-    ``[num_chains, H, K, V]`` (sorted chains).
+    chain starts from, ``[num_chains, H, K, V]``. Returns ``[num_places + num_chains, H, K, V]``.
     """
-    before = maps.end_state.new_empty(maps.end_state.shape)
-    final = state.clone()
+    places = schedule.num_places
+    states = state.new_empty((places + len(schedule.chains), *state.shape[1:]))
+    states[places:] = state
     for step, width in enumerate(schedule.widths):
         here = slice(schedule.offsets[step], schedule.offsets[step] + width)
-        before[here] = state[:width]
+        states[here] = state[:width]
         state = maps[here].apply(state[:width])
         remaining = schedule.widths[step + 1] if step + 1 < len(schedule.widths) else 0
         if remaining < width:
-            final[remaining:width] = state[remaining:]
-    return before, final
+            states[places + remaining : places + width] = state[remaining:]
+    return states
 
 
 def fold(maps: Affine, schedule: Schedule, start: Affine) -> Affine:

@@ -1,0 +1,104 @@
+"""Softmax attention over placed segments: queries of rows against unrotated pages, rotated where they stand.
+
+Grouped queries, optional norms of q and k, optional output gate, partial rotary. Keys are kept after their norm and
+before rotation; every key is rotated once, from that copy, by its position in the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hypic.engine.batch import Batch, Context
+from hypic.engine.layers.norm import RMSNorm
+from hypic.engine.layers.rotary import Angles, rotate
+from hypic.engine.pool import AttentionShape, Pool
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """Sizes of the layer; ``norm_eps`` is ``None`` without norms of q and k."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    gated: bool = False
+    norm_eps: float | None = None
+
+    @property
+    def kept(self) -> AttentionShape:
+        return AttentionShape(self.num_kv_heads, self.head_dim, self.head_dim)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Angles of one step: of the rows' tokens, and of the keys of every chain; ``None`` without positions."""
+
+    rows: Angles
+    keys: Sequence[Angles]
+
+
+class Attention(nn.Module):
+    """See the module's docstring; parameters are named as in the checkpoint."""
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__()
+        self.shape = shape
+        query_width = shape.num_heads * shape.head_dim
+        kv_width = shape.num_kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.hidden_size, query_width * (2 if shape.gated else 1), bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(query_width, shape.hidden_size, bias=False)
+        self.has_norm = shape.norm_eps is not None
+        if shape.norm_eps is not None:
+            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps, zero_centred=True)
+            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps, zero_centred=True)
+
+    def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """``q [N, H, D]``, ``k, v [N, Hkv, D]`` before rotation, and the output gate ``[N, H, D]`` or ``None``."""
+        shape, gate = self.shape, None
+        q = self.q_proj(hidden).unflatten(-1, (shape.num_heads, -1))
+        k = self.k_proj(hidden).unflatten(-1, (shape.num_kv_heads, -1))
+        v = self.v_proj(hidden).unflatten(-1, (shape.num_kv_heads, -1))
+        if shape.gated:
+            q, gate = q.chunk(2, dim=-1)
+        if self.has_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v, gate
+
+    def output(self, mixed: Tensor, gate: Tensor | None) -> Tensor:
+        """``mixed [N, H, D]`` -> ``[N, hidden]``."""
+        gated = mixed if gate is None else mixed * gate.sigmoid()
+        out: Tensor = self.o_proj(gated.flatten(-2))
+        return out
+
+    def forward(self, hidden: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None) -> Tensor:
+        q, k, v, gate = self.project(hidden)
+        pool.write_kv(layer, batch.kv_slots, k, v)
+        if turns is not None:
+            q = rotate(q, turns.rows)
+        mixed = torch.empty_like(q)
+        for number, context in enumerate(batch.contexts):
+            keys, values = pool.read_kv(layer, context.slots)
+            keys = keys if turns is None else rotate(keys, turns.keys[number])
+            self._attend(q, keys, values, context, mixed)
+        return self.output(mixed, gate)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, mixed: Tensor) -> None:
+        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+        for block in context.blocks:
+            out = F.scaled_dot_product_attention(
+                q[block.tokens].transpose(0, 1)[None],
+                keys[:, :, : block.num_keys],
+                values[:, :, : block.num_keys],
+                attn_mask=block.mask,
+                is_causal=block.is_causal,
+                enable_gqa=self.shape.num_heads != self.shape.num_kv_heads,
+            )
+            mixed[block.tokens] = out[0].transpose(0, 1)

@@ -1,0 +1,26 @@
+"""The short causal convolution before linear attention: depthwise, over raw inputs, with history from the chain."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hypic.engine.batch import Batch
+from hypic.engine.pool import Pool
+
+
+def causal_conv(x: Tensor, weight: Tensor) -> Tensor:
+    """Valid depthwise convolution: ``x [B, L + W - 1, C]``, ``weight [C, 1, W]`` -> ``[B, L, C]``."""
+    return F.conv1d(x.mT, weight, groups=weight.shape[0]).mT
+
+
+def convolve_rows(x: Tensor, weight: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor:
+    """``x [N, C]`` -> ``[N, C]``: every row behind the inputs that precede it; writes the tails that the batch asks for."""
+    plan, width = batch.conv, weight.shape[-1]
+    tails = pool.tails[layer].index_select(0, plan.tail_slots).view(-1, x.shape[-1])
+    table = torch.cat([x, tails, x.new_zeros(1, x.shape[-1])])
+    written = table.index_select(0, plan.write_sources.view(-1))
+    pool.tails[layer].index_copy_(0, plan.write_slots, written.view(-1, width - 1, x.shape[-1]))
+    packed = causal_conv(table.index_select(0, plan.sources)[None], weight)[0]
+    return packed.index_select(0, plan.outputs)

@@ -1,0 +1,97 @@
+"""The frame all decoders share: embedding, blocks over one batch, final norm, language-model head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hypic.engine.batch import Batch
+from hypic.engine.layers.attention import Attention, Turns
+from hypic.engine.layers.linear_attention import Mixer, mix
+from hypic.engine.layers.rotary import Angles, Rotary
+from hypic.engine.pool import Layout, LinearShape, Pool
+
+
+@dataclass(frozen=True)
+class Step:
+    """What every block of one forward pass sees besides the hidden states; angles are ``None`` without positions."""
+
+    batch: Batch
+    pool: Pool
+    turns: Turns | None
+    linear_angles: Angles | None = None
+    linear_moves: Angles | None = None
+
+
+def run_mixer(mixer: nn.Module, hidden: Tensor, step: Step, layer: int) -> Tensor:
+    """Attention or linear attention on ``hidden [N, hidden]``; ``layer`` counts layers of its own kind."""
+    if isinstance(mixer, Attention):
+        out: Tensor = mixer(hidden, step.batch, step.pool, layer, step.turns)
+        return out
+    return mix(_as_mixer(mixer), hidden, step.batch, step.pool, layer, step.linear_angles, step.linear_moves)
+
+
+def _as_mixer(module: nn.Module) -> Mixer:
+    return module  # type: ignore[return-value]
+
+
+class Decoder(nn.Module):
+    """Blocks are called as ``block(hidden, step)`` and hold their mixer as ``.mixer``."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        blocks: Sequence[nn.Module],
+        norm: nn.Module,
+        rotary: Rotary | None,
+        *,
+        linear_rotary: Rotary | None = None,
+        tied: bool = False,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocab_size, hidden_size)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = norm
+        self.rotary, self.linear_rotary = rotary, linear_rotary
+        self.lm_head = nn.Linear(hidden_size, vocab_size, bias=False)
+        if tied:
+            self.lm_head.weight = self.embed_tokens.weight
+
+    @property
+    def layout(self) -> Layout:
+        """Shapes of what is kept."""
+        mixers = [layer.mixer for layer in self.layers]
+        linear: list[LinearShape] = [m.kept for m in mixers if not isinstance(m, Attention)]  # type: ignore[misc]
+        dtype = self.embed_tokens.weight.dtype
+        state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        attention = [m.shape.kept for m in mixers if isinstance(m, Attention)]
+        return Layout(tuple(linear), tuple(attention), dtype, state_dtype)
+
+    def forward(self, batch: Batch, pool: Pool) -> Tensor:
+        """Hidden states ``[N, hidden]`` of all rows; K/V, states, tails and entries are written to the pool."""
+        step = self._step(batch, pool)
+        hidden: Tensor = self.embed_tokens(batch.ids)
+        for layer in self.layers:
+            hidden = layer(hidden, step)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[R, hidden]`` -> ``[R, vocab]``."""
+        out: Tensor = self.lm_head(self.norm(hidden))
+        return out
+
+    def _step(self, batch: Batch, pool: Pool) -> Step:
+        longest = max(len(context.slots) for context in batch.contexts)
+        dtype = pool.layout.state_dtype
+        turns = angles = moves = None
+        if self.rotary is not None and pool.layout.attention:
+            keys = [self.rotary(context.key_positions, longest, dtype) for context in batch.contexts]
+            turns = Turns(self.rotary(batch.positions, longest, dtype), keys)
+        if self.linear_rotary is not None:
+            angles = self.linear_rotary(batch.positions, longest, dtype)
+            moves = self.linear_rotary(batch.scan.interior_origins, longest, dtype)
+        return Step(batch, pool, turns, angles, moves)

@@ -1,0 +1,105 @@
+"""The Gated DeltaNet layer (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 build it.
+
+Convolution over q, k and v together, silu, l2-normalised q and k, ``beta = sigmoid(b)``,
+``g = -exp(A_log) softplus(a + dt_bias)``, a gated norm per head, and an output projection; no biases.
+Value head ``j`` uses key head ``j // (num_v_heads / num_k_heads)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hypic.engine.batch import Batch
+from hypic.engine.layers.conv import convolve_rows
+from hypic.engine.layers.norm import GatedRMSNorm, l2_normalise, upcast
+from hypic.engine.layers.rotary import Angles
+from hypic.engine.linear.delta import DeltaInputs, GatedDelta
+from hypic.engine.pool import LinearShape, Pool
+
+
+@dataclass(frozen=True)
+class DeltaNetShape:
+    """Sizes of the layer."""
+
+    hidden_size: int
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    conv_width: int
+    eps: float
+
+    @property
+    def key_size(self) -> int:
+        return self.num_k_heads * self.head_k_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_v_heads * self.head_v_dim
+
+    @property
+    def kept(self) -> LinearShape:
+        channels = 2 * self.key_size + self.value_size
+        return LinearShape(self.num_v_heads, self.head_k_dim, self.head_v_dim, "dense", channels, self.conv_width)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """``mixed [N, channels]`` (raw, then convolved), ``z [N, value_size]``, ``b, a [N, num_v_heads]``."""
+
+    mixed: Tensor
+    z: Tensor
+    b: Tensor
+    a: Tensor
+
+
+class GatedDeltaNet(nn.Module):
+    """See the module's docstring; parameters are named as in the checkpoint."""
+
+    def __init__(self, shape: DeltaNetShape) -> None:
+        super().__init__()
+        self.shape, self.family = shape, GatedDelta()
+        channels = shape.kept.conv_channels
+        self.in_proj_qkv = nn.Linear(shape.hidden_size, channels, bias=False)
+        self.in_proj_z = nn.Linear(shape.hidden_size, shape.value_size, bias=False)
+        self.in_proj_b = nn.Linear(shape.hidden_size, shape.num_v_heads, bias=False)
+        self.in_proj_a = nn.Linear(shape.hidden_size, shape.num_v_heads, bias=False)
+        self.conv1d = nn.Conv1d(channels, channels, shape.conv_width, groups=channels, bias=False)
+        self.A_log = nn.Parameter(torch.zeros(shape.num_v_heads))
+        self.dt_bias = nn.Parameter(torch.zeros(shape.num_v_heads))
+        self.norm = GatedRMSNorm(shape.head_v_dim, shape.eps)
+        self.out_proj = nn.Linear(shape.value_size, shape.hidden_size, bias=False)
+
+    @property
+    def kept(self) -> LinearShape:
+        return self.shape.kept
+
+    def project(self, hidden: Tensor) -> Projected:
+        return Projected(
+            self.in_proj_qkv(hidden), self.in_proj_z(hidden), self.in_proj_b(hidden), self.in_proj_a(hidden)
+        )
+
+    def convolve(self, projected: Projected, batch: Batch, pool: Pool, layer: int) -> Projected:
+        mixed = convolve_rows(projected.mixed, self.conv1d.weight, batch, pool, layer)
+        return replace(projected, mixed=mixed)
+
+    def inputs(self, projected: Projected, angles: Angles | None = None) -> DeltaInputs:
+        """From convolved projections: ``q, k [N, Hv, K]``, ``v [N, Hv, V]``, ``g, beta [N, Hv]``, at least fp32."""
+        shape = self.shape
+        sizes = [shape.key_size, shape.key_size, shape.value_size]
+        q, k, v = F.silu(projected.mixed).split(sizes, dim=-1)
+        repeats = shape.num_v_heads // shape.num_k_heads
+        q = l2_normalise(q.unflatten(-1, (shape.num_k_heads, -1))).repeat_interleave(repeats, dim=-2)
+        k = l2_normalise(k.unflatten(-1, (shape.num_k_heads, -1))).repeat_interleave(repeats, dim=-2)
+        g = -upcast(self.A_log).exp() * F.softplus(upcast(projected.a) + upcast(self.dt_bias))
+        v = upcast(v.unflatten(-1, (shape.num_v_heads, -1)))
+        return DeltaInputs(q * shape.head_k_dim**-0.5, k, v, g, upcast(projected.b.sigmoid()))
+
+    def output(self, mixed: Tensor, projected: Projected) -> Tensor:
+        gate = projected.z.unflatten(-1, (self.shape.num_v_heads, -1))
+        out: Tensor = self.out_proj(self.norm(mixed, gate).flatten(-2))
+        return out

@@ -1,0 +1,123 @@
+"""A linear-attention layer over a batch: lift, exclusive scan, read; the same for every family.
+
+Rows are cut into chunks, chunks and cached interiors are maps of one kind, and one scan over each chain gives the state
+before every chunk. Interiors encoded in this step are folded and written to the pool first, in their storage form, so
+that a fresh entry and a stored one answer alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hypic.engine.affine import Affine, exclusive_scan, fold, identity
+from hypic.engine.batch import Batch, ScanPlan
+from hypic.engine.layers.rotary import Angles, move
+from hypic.engine.linear import LinearFamily
+from hypic.engine.pool import Pool
+
+
+class Mixer(Protocol):
+    """What a linear-attention layer adds to the family's recurrence; tensors are flat over tokens, ``[N, ...]``."""
+
+    family: LinearFamily[Any]
+
+    def convolve(self, projected: Any, batch: Batch, pool: Pool, layer: int) -> Any:
+        """The projections behind their short convolution, if the layer has one."""
+        ...
+
+    def project(self, hidden: Tensor) -> Any: ...
+
+    def inputs(self, projected: Any, angles: Angles | None) -> Any:
+        """The family's inputs, ``[N, H, ...]``."""
+        ...
+
+    def output(self, mixed: Tensor, projected: Any) -> Tensor:
+        """``mixed [N, H, V]`` -> ``[N, hidden]``."""
+        ...
+
+
+def mix(
+    mixer: Mixer, hidden: Tensor, batch: Batch, pool: Pool, layer: int, angles: Angles | None, moves: Angles | None
+) -> Tensor:
+    """Run linear layer number ``layer`` on ``hidden [N, hidden]``; ``angles`` of tokens and ``moves`` of interiors are
+    for rotary keys only."""
+    projected = mixer.convolve(mixer.project(hidden), batch, pool, layer)
+    x = mixer.inputs(projected, angles)
+    mixed = _step(mixer, x, batch, pool, layer) if batch.is_decode else _scan(mixer, x, batch, pool, layer, moves)
+    return mixer.output(mixed, projected)
+
+
+def _step(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int) -> Tensor:
+    states = pool.states[layer]
+    mixed, after = mixer.family.step(x, states.index_select(0, batch.scan.initial_slots))
+    states.index_copy_(0, batch.scan.write_slots, after)
+    return mixed
+
+
+def _scan(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int, moves: Angles | None) -> Tensor:
+    plan, stored = batch.scan, pool.states[layer]
+    lifted = mixer.family.lift(_chunked(x, plan.chunks))
+    if plan.folds.num_places:
+        _write_folds(lifted.maps, plan, pool, layer)
+    maps = _in_places(lifted.maps, plan, pool, layer, moves)
+    states = exclusive_scan(maps, plan.schedule, stored.index_select(0, plan.initial_slots))
+    stored.index_copy_(0, plan.write_slots, states.index_select(0, plan.write_places))
+    outputs = lifted.read(states.index_select(0, plan.chunk_places))
+    return outputs.transpose(1, 2).flatten(0, 1).index_select(0, plan.token_chunks)
+
+
+def _chunked(x: Any, chunks: Tensor) -> Any:
+    """Inputs by token, ``[N, H, ...]``, to inputs by chunk, ``[M, H, C, ...]``, zero where padded."""
+
+    def regroup(tensor: Tensor) -> Tensor:
+        padded = F.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, 1))
+        picked = padded.index_select(0, chunks.view(-1))
+        return picked.view(*chunks.shape, *tensor.shape[1:]).transpose(1, 2).contiguous()
+
+    return type(x)(**{f.name: regroup(getattr(x, f.name)) for f in fields(x)})
+
+
+def _write_folds(maps: Affine, plan: ScanPlan, pool: Pool, layer: int) -> None:
+    start = pool.read_map(layer, plan.fold_states, plan.fold_transitions)
+    folded = fold(maps[plan.fold_chunks], plan.folds, start)
+    pool.write_map(layer, plan.fold_states, plan.fold_transitions, folded)
+
+
+def _in_places(chunk_maps: Affine, plan: ScanPlan, pool: Pool, layer: int, moves: Angles | None) -> Affine:
+    """Maps of chunks and of interiors, in the schedule's places."""
+    if not len(plan.interior_places):
+        places = plan.chunk_places
+        return chunk_maps if len(plan.schedule.chains) == 1 else chunk_maps[_inverse(places)]
+    interiors = _placed(plan, pool, layer, moves)
+    return Affine(
+        _scattered(chunk_maps.transition, interiors.transition, plan),
+        _scattered(chunk_maps.end_state, interiors.end_state, plan),
+    )
+
+
+def _inverse(places: Tensor) -> Tensor:
+    inverse = torch.empty_like(places)
+    inverse[places] = torch.arange(len(places), device=places.device)
+    return inverse
+
+
+def _placed(plan: ScanPlan, pool: Pool, layer: int, moves: Angles | None) -> Affine:
+    """Interiors' maps, moved to where they stand; the ablations replace their transitions."""
+    maps = pool.read_map(layer, plan.interior_states, plan.interior_transitions)
+    maps = maps if moves is None else move(maps, moves)
+    for compose, numbers in plan.replaced.items():
+        none = torch.zeros_like(maps.transition[numbers])
+        maps.transition[numbers] = identity(none) if compose == "addition" else none
+    return maps
+
+
+def _scattered(chunks: Tensor, interiors: Tensor, plan: ScanPlan) -> Tensor:
+    out = chunks.new_empty((plan.schedule.num_places, *chunks.shape[1:]))
+    out.index_copy_(0, plan.chunk_places, chunks)
+    out.index_copy_(0, plan.interior_places, interiors.to(out.dtype))
+    return out

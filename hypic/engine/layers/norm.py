@@ -1,0 +1,50 @@
+"""Root-mean-square norms (Zhang and Sennrich, arXiv 1910.07467), computed in at least fp32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def upcast(x: Tensor) -> Tensor:
+    """At least fp32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps)`` over the last axis, in at least fp32."""
+    wide = upcast(x)
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+
+
+def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """``x / sqrt(sum(x^2) + eps)`` over the last axis, in at least fp32."""
+    wide = upcast(x)
+    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)
+
+
+class RMSNorm(nn.Module):
+    """``rms(x) * w``, or ``rms(x) * (1 + w)`` where the checkpoint's weights are centred at zero."""
+
+    def __init__(self, size: int, eps: float, *, zero_centred: bool = False) -> None:
+        super().__init__()
+        self.eps, self.zero_centred = eps, zero_centred
+        self.weight = nn.Parameter(torch.zeros(size) if zero_centred else torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = upcast(self.weight)
+        return (rms(x, self.eps) * (1.0 + weight if self.zero_centred else weight)).to(x.dtype)
+
+
+class GatedRMSNorm(nn.Module):
+    """``rms(x) * w * silu(gate)``: norm before gate; ``x`` and ``gate`` are ``[..., size]``."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        normed = rms(x, self.eps) * upcast(self.weight)
+        return (normed * F.silu(upcast(gate))).to(gate.dtype)

@@ -1,0 +1,62 @@
+"""One file per Hugging Face ``model_type``; the file's name is its registration.
+
+Each file holds a class ``Model`` with ``from_config(config) -> Model`` (on whatever device is current), ``layer_types``,
+``max_context``, ``map_weights(name)``, and, through ``Decoder``, ``layout``, ``forward(batch, pool)`` and ``logits``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from hypic.engine.batch import Batch
+from hypic.engine.pool import Layout, Pool
+from hypic.engine.weights import Placement
+from hypic.errors import UnsupportedModel
+
+ALIASES = {"qwen3_5": "qwen3_5_text", "minimax_text_01": "minimax", "minimax_m1": "minimax"}
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    layer_types: Sequence[str]
+    max_context: int
+
+    @property
+    def layout(self) -> Layout: ...
+    def map_weights(self, name: str) -> Placement | None: ...
+    def forward(self, batch: Batch, pool: Pool) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+def supported() -> list[str]:
+    """Model types that have a file here."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text part of a multimodal wrapper's configuration, or the configuration itself."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def build(config: Mapping[str, Any]) -> nn.Module:
+    """The model of a ``config.json``, with uninitialised parameters.
+
+    Raises:
+        UnsupportedModel: its ``model_type`` has no file here, or a feature of it is refused.
+    """
+    text = text_config(config)
+    name = str(text.get("model_type", "")).lower()
+    name = ALIASES.get(name, name)
+    if name not in supported():
+        known = ", ".join(supported())
+        raise UnsupportedModel(f"model_type {text.get('model_type')!r} is not supported; supported are {known}.")
+    module = importlib.import_module(f"{__name__}.{name}")
+    model: nn.Module = module.Model.from_config(text)
+    return model

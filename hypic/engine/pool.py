@@ -1,0 +1,242 @@
+"""All device memory of requests and cached entries alike: pages of K/V, state slots, transition slots.
+
+One budget is split once, at start, between *pages* (``page_size`` tokens of unrotated K and of V in every
+full-attention layer) and *slots* (a state with its convolution tail in every linear layer; a transition in every
+linear layer). A state slot holds a request's running state, an entry's end state or a snapshot; a transition slot
+belongs to a segment entry. State slot 0 is all zeros and never handed out: the state of "nothing before".
+Pages are reference counted, since a snapshot shares them with the segments it contains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hypic.engine.affine import Affine, identity
+from hypic.engine.segment import Slots
+from hypic.errors import ConfigError
+
+TransitionKind = Literal["head", "diagonal", "dense"]
+TYPICAL_SEGMENT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """One linear-attention layer: its state is ``[H, K, V]``, its tail ``[conv_width - 1, conv_channels]``."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    transition: TransitionKind
+    conv_channels: int = 0
+    conv_width: int = 1
+
+    @property
+    def transition_shape(self) -> tuple[int, ...]:
+        kinds = {"head": (), "diagonal": (self.key_dim,), "dense": (self.key_dim, self.key_dim)}
+        return (self.num_heads, *kinds[self.transition])
+
+    @property
+    def tail_shape(self) -> tuple[int, int]:
+        return (self.conv_width - 1, self.conv_channels)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One full-attention layer: ``K [n, num_kv_heads, key_dim]``, ``V [n, num_kv_heads, value_dim]``."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a model keeps: shapes of its linear and full-attention layers, in order of depth."""
+
+    linear: tuple[LinearShape, ...]
+    attention: tuple[AttentionShape, ...]
+    dtype: torch.dtype
+    state_dtype: torch.dtype
+
+    @property
+    def conv_width(self) -> int:
+        return max((shape.conv_width for shape in self.linear), default=1)
+
+    @property
+    def token_bytes(self) -> int:
+        """K and V of one token in all layers."""
+        return sum(a.num_kv_heads * (a.key_dim + a.value_dim) for a in self.attention) * self.dtype.itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """One state slot: states and convolution tails of all layers."""
+        states = sum(s.num_heads * s.key_dim * s.value_dim for s in self.linear) * self.state_dtype.itemsize
+        return states + sum(math.prod(s.tail_shape) for s in self.linear) * self.dtype.itemsize
+
+    @property
+    def transition_bytes(self) -> int:
+        """One transition slot: transitions of all layers."""
+        return sum(math.prod(s.transition_shape) for s in self.linear) * self.state_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an allocation asks for."""
+
+    pages: int = 0
+    states: int = 0
+    transitions: int = 0
+
+    def __add__(self, other: Need) -> Need:
+        return Need(self.pages + other.pages, self.states + other.states, self.transitions + other.transitions)
+
+
+class Pool:
+    """Pages and slots; see the module's docstring.
+
+    Raises:
+        ConfigError: the budget cannot hold one request of ``max_context`` tokens.
+    """
+
+    def __init__(
+        self, layout: Layout, budget_bytes: int, page_size: int, max_context: int, num_running: int, device: torch.device
+    ) -> None:
+        self.layout, self.page_size, self.device = layout, page_size, device
+        self.num_pages, self.num_states, self.num_transitions = self._split(budget_bytes, max_context, num_running)
+        self.capacity = Need(self.num_pages, self.num_states, self.num_transitions)
+        self._pages = list(range(self.num_pages - 1, -1, -1))
+        self._states = list(range(self.num_states, 0, -1))
+        self._transitions = list(range(self.num_transitions - 1, -1, -1))
+        self._references = np.zeros(self.num_pages, dtype=np.int32)
+        self._allocate()
+
+    def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
+        layout, page_bytes = self.layout, self.page_bytes
+        entry_slots = layout.state_bytes + layout.transition_bytes
+        entry_bytes = entry_slots + TYPICAL_SEGMENT_TOKENS * layout.token_bytes
+        fewest_pages = -(-max_context // self.page_size) + 1
+        needed = fewest_pages * page_bytes + (num_running + 2) * layout.state_bytes + entry_slots
+        if budget_bytes < needed:
+            raise ConfigError(
+                f"memory of {budget_bytes} bytes cannot hold one request of {max_context} tokens and {num_running} running "
+                f"states, which take {needed} bytes; raise memory= or lower max_context= or max_running=."
+            )
+        spare = budget_bytes - needed
+        share = entry_slots / entry_bytes if entry_bytes else 0.0
+        entries = int(spare * share / entry_slots) if entry_slots else max(64, spare // (TYPICAL_SEGMENT_TOKENS * page_bytes))
+        pages = int(spare * (1 - share) / page_bytes) if page_bytes else 0
+        return fewest_pages + pages, num_running + 2 + entries, 1 + entries
+
+    def _allocate(self) -> None:
+        layout, tokens = self.layout, self.num_pages * self.page_size
+        self.keys = [self._empty((tokens, a.num_kv_heads, a.key_dim), layout.dtype) for a in layout.attention]
+        self.values = [self._empty((tokens, a.num_kv_heads, a.value_dim), layout.dtype) for a in layout.attention]
+        slots = self.num_states + 1
+        state_shapes = [(slots, s.num_heads, s.key_dim, s.value_dim) for s in layout.linear]
+        self.states = [self._empty(shape, layout.state_dtype) for shape in state_shapes]
+        self.tails = [self._empty((slots, *s.tail_shape), layout.dtype) for s in layout.linear]
+        shapes = [(self.num_transitions, *s.transition_shape) for s in layout.linear]
+        self.transitions = [self._empty(shape, layout.state_dtype) for shape in shapes]
+        for tensor in (*self.states, *self.tails):
+            tensor[0].zero_()
+
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+
+    @property
+    def page_bytes(self) -> int:
+        return self.page_size * self.layout.token_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """What the pool holds of the device's memory."""
+        slots = (self.num_states + 1) * self.layout.state_bytes + self.num_transitions * self.layout.transition_bytes
+        return self.num_pages * self.page_bytes + slots
+
+    @property
+    def free(self) -> Need:
+        return Need(len(self._pages), len(self._states), len(self._transitions))
+
+    def lacks(self, need: Need) -> bool:
+        """Whether ``need`` cannot be met from what is free."""
+        free = self.free
+        return need.pages > free.pages or need.states > free.states or need.transitions > free.transitions
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def take_pages(self, count: int) -> list[int]:
+        """Pages with one reference each; the caller has asked ``lacks`` before."""
+        assert count <= len(self._pages), f"{count} pages asked for, {len(self._pages)} are free"
+        pages = [self._pages.pop() for _ in range(count)]
+        self._references[pages] = 1
+        return pages
+
+    def share_pages(self, pages: Iterable[int]) -> None:
+        """One more reference to each page."""
+        for page in pages:
+            assert self._references[page] > 0, f"page {page} is free and cannot be shared"
+            self._references[page] += 1
+
+    def drop_pages(self, pages: Iterable[int]) -> None:
+        """One reference less; a page without any is free again."""
+        for page in pages:
+            assert self._references[page] > 0, f"page {page} is freed twice"
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                self._pages.append(page)
+
+    def take_state(self) -> int:
+        return self._states.pop()
+
+    def drop_state(self, slot: int) -> None:
+        assert slot > 0 and slot not in self._states[-64:], f"state slot {slot} is freed twice"
+        self._states.append(slot)
+
+    def take_transition(self) -> int:
+        return self._transitions.pop()
+
+    def drop_transition(self, slot: int) -> None:
+        assert slot not in self._transitions[-64:], f"transition slot {slot} is freed twice"
+        self._transitions.append(slot)
+
+    def slots_of(self, pages: Sequence[int], num_tokens: int) -> Slots:
+        """Token slots ``[num_tokens]`` of a run of pages."""
+        starts = np.asarray(pages, dtype=np.int64)[:, None] * self.page_size
+        return (starts + np.arange(self.page_size)).reshape(-1)[:num_tokens]
+
+    # -- contents ----------------------------------------------------------------------------------------------------
+
+    def write_kv(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Unrotated ``keys [n, H, D]`` and ``values`` into token slots ``[n]``."""
+        self.keys[layer].index_copy_(0, slots, keys)
+        self.values[layer].index_copy_(0, slots, values)
+
+    def read_kv(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        return self.keys[layer].index_select(0, slots), self.values[layer].index_select(0, slots)
+
+    def read_map(self, layer: int, states: Tensor, transitions: Tensor) -> Affine:
+        """Maps of entries, from their state and transition slots."""
+        return Affine(self.transitions[layer][transitions], self.states[layer][states])
+
+    def write_map(self, layer: int, states: Tensor, transitions: Tensor, maps: Affine) -> None:
+        """Rounds maps to their storage form, which is how they are used from now on."""
+        self.states[layer].index_copy_(0, states, maps.end_state.to(self.layout.state_dtype))
+        self.transitions[layer].index_copy_(0, transitions, maps.transition.to(self.layout.state_dtype))
+
+    def clear_maps(self, states: Tensor, transitions: Tensor) -> None:
+        """The identity map and an empty tail, into entries' slots."""
+        for layer, shape in enumerate(self.layout.linear):
+            self.states[layer].index_fill_(0, states, 0.0)
+            self.tails[layer].index_fill_(0, states, 0.0)
+            like = self.transitions[layer].new_empty((len(transitions), *shape.transition_shape))
+            self.transitions[layer].index_copy_(0, transitions, identity(like))

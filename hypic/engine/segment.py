@@ -1,0 +1,67 @@
+"""What exactly is kept of a segment, as handles into the pool; never tensors of its own.
+
+A *segment entry* holds, for the interior of a segment encoded alone: per linear layer its transition ``T``, its
+zero-start end state ``B`` and its convolution tail (one transition slot and one state slot hold all layers), and per
+full-attention layer unrotated K and V (pages). A *snapshot* holds a prompt's head exactly: running state (``B = S``, no
+``T``) and the page list, which it shares with the segments it contains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Slots = NDArray[np.int64]
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Everything besides tokens that changes what an entry holds; ``fingerprint`` covers weights and configuration."""
+
+    fingerprint: str
+    dtype: str
+    storage: str = "lossless"
+    adapter: str = ""
+
+    def key(self, ids: tuple[int, ...], seam: int, namespace: str | None, deterministic: bool) -> bytes:
+        """SHA-256 over canonical bytes; position, names and claims of clients never enter."""
+        parts = (str(FORMAT_VERSION), self.fingerprint, self.dtype, self.storage, self.adapter, str(seam))
+        digest = hashlib.sha256()
+        for part in (*parts, str(deterministic), "none" if namespace is None else f"some:{namespace}"):
+            digest.update(len(part.encode()).to_bytes(8, "little") + part.encode())
+        digest.update(np.asarray(ids, dtype="<i8").tobytes())
+        return digest.digest()
+
+
+@dataclass(eq=False)
+class CachedSegment:
+    """One entry: ``kv_slots [n]`` are the pool's token slots of the cached tokens, in order.
+
+    ``ids`` are the tokens the key was made of (a segment's with its seam, a snapshot's whole head), compared again on
+    every hit. ``transition_slot`` is ``None`` for a snapshot. ``pins`` counts requests that use it right now.
+    """
+
+    key: bytes
+    ids: tuple[int, ...]
+    kv_slots: Slots
+    pages: tuple[int, ...]
+    state_slot: int
+    transition_slot: int | None
+    num_bytes: int
+    name: str | None = None
+    source: str | None = None
+    namespace: str | None = None
+    pins: int = field(default=0)
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self.transition_slot is None
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose effect is kept: the interior's, or a snapshot's whole head."""
+        return len(self.kv_slots)
