@@ -68,7 +68,9 @@ class EngineConfig:
         """Size of the pool, given the bytes that are free once the weights are loaded."""
         if isinstance(self.memory, float):
             if not 0.0 < self.memory < 1.0:
-                raise ConfigError(f"memory is {self.memory!r}; a share must lie between 0 and 1, or give bytes as a whole number.")
+                raise ConfigError(
+                    f"memory is {self.memory!r}; a share must lie between 0 and 1, or give bytes as a whole number."
+                )
             return int(free_bytes * self.memory)
         return parse_bytes(self.memory)
 

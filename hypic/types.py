@@ -48,7 +48,9 @@ class Segment:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise PromptError(f"a segment's text is {type(self.text).__name__}, not str; decode it before passing it on.")
+            raise PromptError(
+                f"a segment's text is {type(self.text).__name__}, not str; decode it before passing it on."
+            )
         _one_of("a segment's kind", self.kind, get_args(Kind))
 
 

@@ -71,6 +71,10 @@ class Chain:
     key_positions: Slots | None = None
     compose: str = "transition"
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(link.ids) for link in self.links if isinstance(link, RowLink))
+
 
 @dataclass(frozen=True)
 class ConvPlan:
@@ -189,9 +193,8 @@ def _is_decode(chain: Chain) -> bool:
 def _chain_tokens(chains: Sequence[Chain]) -> list[slice]:
     spans, start = [], 0
     for chain in chains:
-        count = sum(len(link.ids) for link in chain.links if isinstance(link, RowLink))
-        spans.append(slice(start, start + count))
-        start += count
+        spans.append(slice(start, start + chain.num_tokens))
+        start += chain.num_tokens
     return spans
 
 

@@ -106,7 +106,13 @@ class Pool:
     """
 
     def __init__(
-        self, layout: Layout, budget_bytes: int, page_size: int, max_context: int, num_running: int, device: torch.device
+        self,
+        layout: Layout,
+        budget_bytes: int,
+        page_size: int,
+        max_context: int,
+        num_running: int,
+        device: torch.device,
     ) -> None:
         self.layout, self.page_size, self.device = layout, page_size, device
         self.num_pages, self.num_states, self.num_transitions = self._split(budget_bytes, max_context, num_running)
@@ -130,7 +136,9 @@ class Pool:
             )
         spare = budget_bytes - needed
         share = entry_slots / entry_bytes if entry_bytes else 0.0
-        entries = int(spare * share / entry_slots) if entry_slots else max(64, spare // (TYPICAL_SEGMENT_TOKENS * page_bytes))
+        entries = (
+            int(spare * share / entry_slots) if entry_slots else max(64, spare // (TYPICAL_SEGMENT_TOKENS * page_bytes))
+        )
         pages = int(spare * (1 - share) / page_bytes) if page_bytes else 0
         return fewest_pages + pages, num_running + 2 + entries, 1 + entries
 
@@ -165,6 +173,11 @@ class Pool:
     @property
     def free(self) -> Need:
         return Need(len(self._pages), len(self._states), len(self._transitions))
+
+    def could_hold(self, need: Need) -> bool:
+        """Whether the empty pool could meet ``need``."""
+        have = self.capacity
+        return need.pages <= have.pages and need.states <= have.states and need.transitions <= have.transitions
 
     def lacks(self, need: Need) -> bool:
         """Whether ``need`` cannot be met from what is free."""

@@ -38,6 +38,32 @@ class Mapped(Protocol):
     def map_weights(self, name: str) -> Placement | None: ...
 
 
+def locate(model: str) -> Path:
+    """The folder of a checkpoint: a path, or a repository in the local Hugging Face cache or on the Hub.
+
+    Raises:
+        CheckpointError: it is neither a folder nor a repository that can be had.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise CheckpointError(
+            f"{model!r} is no folder; pass a checkpoint's folder or the name of a repository, org/name."
+        )
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+    try:
+        return Path(snapshot_download(model, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{model!r} is no folder and cannot be had from the Hub ({reason}); check name and network."
+        ) from error
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """``config.json`` as it is.
 
@@ -115,7 +141,9 @@ class _Loading:
     def place(self, name: str, tensor: Tensor, where: Placement) -> None:
         parameter = self.parameters.get(where.parameter)
         if parameter is None:
-            raise CheckpointError(f"tensor {name!r} has no place in this model; its config.json does not fit its weights.")
+            raise CheckpointError(
+                f"tensor {name!r} has no place in this model; its config.json does not fit its weights."
+            )
         target = parameter.data[where.index] if where.index else parameter.data
         if target.shape != tensor.shape:
             raise CheckpointError(

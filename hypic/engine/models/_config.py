@@ -44,7 +44,9 @@ def layer_numbers(types: Sequence[str], known: Sequence[str]) -> list[int]:
     """
     unknown = [kind for kind in types if kind not in known]
     if unknown:
-        raise UnsupportedModel(f"layer type {unknown[0]!r} is not supported in this model; supported are {', '.join(known)}.")
+        raise UnsupportedModel(
+            f"layer type {unknown[0]!r} is not supported in this model; supported are {', '.join(known)}."
+        )
     return [list(types[:depth]).count(kind) for depth, kind in enumerate(types)]
 
 

@@ -27,7 +27,9 @@ EXPERT = re.compile(r"(layers\.\d+\.)block_sparse_moe\.experts\.(\d+)\.(w1|w2|w3
 class Block(nn.Module):
     """``scales`` are alpha and beta of the mixer, then of the experts."""
 
-    def __init__(self, mixer: nn.Module, layer: int, mlp: SoftmaxMoE, size: int, eps: float, scales: Sequence[float]) -> None:
+    def __init__(
+        self, mixer: nn.Module, layer: int, mlp: SoftmaxMoE, size: int, eps: float, scales: Sequence[float]
+    ) -> None:
         super().__init__()
         self.mixer, self.layer, self.mlp, self.scales = mixer, layer, mlp, tuple(scales)
         self.input_layernorm = RMSNorm(size, eps)
@@ -102,7 +104,11 @@ def _head_dim(config: Mapping[str, Any]) -> int:
 
 
 def _mixer(config: Mapping[str, Any], kind: str, depth: int) -> nn.Module:
-    size, heads, head_dim = read(config, "hidden_size", int), read(config, "num_attention_heads", int), _head_dim(config)
+    size, heads, head_dim = (
+        read(config, "hidden_size", int),
+        read(config, "num_attention_heads", int),
+        _head_dim(config),
+    )
     if kind == "linear_attention":
         factor = 1 - depth / (read(config, "num_hidden_layers", int) - 1 + 1e-5) + 1e-5
         return LightningAttention(size, heads, head_dim, decay_slopes(heads, factor))
@@ -121,7 +127,11 @@ def _experts(config: Mapping[str, Any]) -> SoftmaxMoE:
 def _scales(config: Mapping[str, Any], kind: str) -> list[float]:
     """Released checkpoints name these ``layernorm_*``, transformers ``*_factor``."""
     mixer = "linear_attn" if kind == "linear_attention" else "full_attn"
-    released = {"linear_attn": "layernorm_linear_attention", "full_attn": "layernorm_full_attention", "mlp": "layernorm_mlp"}
+    released = {
+        "linear_attn": "layernorm_linear_attention",
+        "full_attn": "layernorm_full_attention",
+        "mlp": "layernorm_mlp",
+    }
     return [
         float(config.get(f"{part}_{which}_factor", config.get(f"{released[part]}_{which}", 1.0)))
         for part in (mixer, "mlp")

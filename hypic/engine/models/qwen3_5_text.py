@@ -58,7 +58,10 @@ class Model(Decoder):
         refuse_unless(config, "attention_bias", False)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         types = list(config.get("layer_types") or _default_types(config))
-        mixers = {"linear_attention": lambda: GatedDeltaNet(_delta(config)), "full_attention": lambda: _attention(config)}
+        mixers = {
+            "linear_attention": lambda: GatedDeltaNet(_delta(config)),
+            "full_attention": lambda: _attention(config),
+        }
         width = read(config, "intermediate_size", int)
         numbers = layer_numbers(types, tuple(mixers))
         blocks = [Block(mixers[t](), n, size, width, eps) for t, n in zip(types, numbers, strict=True)]

@@ -1,0 +1,44 @@
+# make demo   environment, then `hypic demo`        make test   environment, lint, types, tests
+# make soak   the long counts                       make clean  removes all that was made here
+#
+# PYTHON=python3.12 make test   uses another interpreter for a new environment.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PACKAGES := hypic kernels/hypic_kernels retriever/hypic_retriever apps/hypic_apps
+
+# A stamp is named after all that decides what is installed, so nothing runs twice and nothing is
+# missed: the two files by content, and the folder, which an editable install points at.
+KEY := $(shell (cat pyproject.toml constraints.txt; echo '$(CURDIR)') | cksum | cut -d ' ' -f 1)
+RUN_STAMP := $(VENV)/.run-$(KEY)
+TEST_STAMP := $(VENV)/.test-$(KEY)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test soak clean
+.DELETE_ON_ERROR:
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_STAMP): | $(BIN)/python
+	$(INSTALL) -e '.[langchain,retriever]'
+	rm -f $(VENV)/.run-* && touch $@
+
+$(TEST_STAMP): | $(BIN)/python
+	$(INSTALL) -e '.[dev,langchain,retriever,apps]'
+	rm -f $(VENV)/.run-* $(VENV)/.test-* && touch $(RUN_STAMP) $@
+
+demo: $(RUN_STAMP)
+	$(BIN)/hypic demo
+
+test: $(TEST_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict $(PACKAGES)
+	$(BIN)/python -m pytest -q
+
+soak: $(TEST_STAMP)
+	$(BIN)/python -m pytest -q -m soak
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.git -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

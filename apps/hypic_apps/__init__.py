@@ -1,0 +1,4 @@
+"""Programs built on hypic: command line, server, demo, measurement and training.
+
+Nothing here is imported by the library itself.
+"""

@@ -1,0 +1,53 @@
+"""Writes the trained model as a Hugging Face checkpoint: bf16 safetensors in shards, configuration, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hypic_apps.train.model import Trainee
+
+SHARD_BYTES = 12_000_000
+BUDGET_BYTES = 24_000_000
+
+
+def export(model: Trainee, tokenizer: Path, folder: Path, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Writes the checkpoint folder; returns the weights' size in bytes.
+
+    Raises:
+        ValueError: the weights are larger than the 24e6 bytes that may be bundled.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in model.checkpoint().items()}
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    if dtype == torch.bfloat16 and size > BUDGET_BYTES:
+        raise ValueError(f"the weights take {size} bytes and at most {BUDGET_BYTES} are bundled; choose a smaller shape.")
+    _write_shards(tensors, size, folder)
+    config = model.shape.config() | {"dtype": str(dtype).removeprefix("torch.")}
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": 0, "pad_token_id": 0})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tokenizer / name, folder / name)
+    return size
+
+
+def _write_shards(tensors: dict[str, Tensor], size: int, folder: Path) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if shards[-1] and sum(t.nbytes for t in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
+            shards.append({})
+        shards[-1][name] = tensor
+    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, folder / name, metadata={"format": "pt"})
+    where = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": where})
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,92 @@
+"""Feeds one device: worker processes make batches of rows, the training process takes them in order of arrival.
+
+The stage is a shared number, so that a change of stage reaches all workers; batches of an older stage still under way
+are dropped by the reader.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from hypic_apps.train import schema
+from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.render import Encoder
+from hypic_apps.train.rows import STAGES, Rows, Stage
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a worker finds what it needs, and the batch size in tokens."""
+
+    corpus: Path
+    tokenizer: Path
+    batch_tokens: int
+    stages: Sequence[Stage] = STAGES
+
+    def rows(self) -> Rows:
+        """The row maker of these sources."""
+        return Rows(Corpus.load(self.corpus), schema.load(), Encoder(Tokenizer.from_file(str(self.tokenizer))))
+
+
+class Loader:
+    """Batches ``ids, weights [B, T]`` of the current stage. Close it when done."""
+
+    def __init__(self, sources: Sources, num_workers: int, seed: int, stage: int = 0) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.stage = context.Value("i", stage)
+        self._ready: Any = context.Queue(maxsize=4 * num_workers)
+        self._workers = [
+            context.Process(target=_work, args=(sources, seed + 7919 * i, self.stage, self._ready), daemon=True)
+            for i in range(num_workers)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def next(self, timeout_s: float = 120.0) -> tuple[Tensor, Tensor]:
+        """The next batch of the current stage.
+
+        Raises:
+            RuntimeError: no worker delivered a batch in time.
+        """
+        while True:
+            try:
+                stage, ids, weights = self._ready.get(timeout=timeout_s)
+            except queue.Empty as late:
+                raise RuntimeError(f"no batch within {timeout_s:.0f} s; look for an error of a worker above.") from late
+            if stage == self.stage.value:
+                return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(weights)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for worker in self._workers:
+            worker.terminate()
+        self._ready.cancel_join_thread()
+
+
+def batch(rows: Rows, stage: Stage, num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """``ids [B, T]`` as 16-bit numbers and ``weights [B, T]``."""
+    stream = rows.stream(stage, seed)
+    made = [next(stream) for _ in range(num_rows)]
+    return np.stack([row.ids for row in made]).astype(np.uint16), np.stack([row.weights for row in made])
+
+
+def _work(sources: Sources, seed: int, stage: Any, ready: Any) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(1)
+    rows = sources.rows()
+    while True:
+        number = stage.value
+        chosen = sources.stages[number]
+        seed += 104_729
+        ready.put((number, *batch(rows, chosen, sources.batch_tokens // chosen.num_tokens, seed)))

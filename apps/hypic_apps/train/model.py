@@ -1,0 +1,307 @@
+"""The bundled model in training: the engine's own layers, run over batches of rows of one length, with gradients.
+
+Only the wiring is here: convolution by padding, states carried from chunk to chunk, causal attention. All formulas are
+the engine's. Parameters bear the checkpoint's names, so the state dict is what is exported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hypic.engine.affine import Affine
+from hypic.engine.layers.attention import Attention, HeadShape
+from hypic.engine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet, Projected
+from hypic.engine.layers.mlp import SwiGLU
+from hypic.engine.layers.norm import RMSNorm
+from hypic.engine.layers.rotary import Angles, Rotary, rotate
+from hypic.engine.linear.delta import DeltaInputs
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a ``qwen3_5_text`` model, in the words of its ``config.json``; the defaults are hypic-tiny's."""
+
+    vocab_size: int = 8192
+    hidden_size: int = 256
+    intermediate_size: int = 640
+    num_hidden_layers: int = 12
+    full_attention_interval: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 4
+    head_dim: int = 64
+    linear_num_key_heads: int = 4
+    linear_num_value_heads: int = 4
+    linear_key_head_dim: int = 64
+    linear_value_head_dim: int = 64
+    linear_conv_kernel_dim: int = 4
+    partial_rotary_factor: float = 0.5
+    rope_theta: float = 100_000.0
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 16_384
+
+    @property
+    def layer_types(self) -> list[str]:
+        """Per layer, ``linear_attention`` or ``full_attention``."""
+        every = self.full_attention_interval
+        return [
+            "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(self.num_hidden_layers)
+        ]
+
+    def config(self) -> dict[str, Any]:
+        """The content of ``config.json``."""
+        own = asdict(self)
+        rope = {
+            "rope_type": "default",
+            "rope_theta": own.pop("rope_theta"),
+            "partial_rotary_factor": own["partial_rotary_factor"],
+        }
+        return {
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            **own,
+            "layer_types": self.layer_types,
+            "rope_parameters": rope,
+            "attn_output_gate": True,
+            "attention_bias": False,
+            "hidden_act": "silu",
+            "tie_word_embeddings": True,
+            "dtype": "bfloat16",
+            "bos_token_id": None,
+            "eos_token_id": 0,
+            "pad_token_id": 0,
+        }
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the flat tokens of a batch stand: ``rows`` rows of ``length`` tokens, ``N`` in all.
+
+    ``history [W - 1, N, 1]`` is 0 where a token has no token ``i`` places before it in its row.
+    """
+
+    rows: int
+    length: int
+    history: Tensor
+    angles: Angles
+
+
+class LinearBlock(nn.Module):
+    """A decoder layer with Gated DeltaNet. ``before`` and ``after`` see flat tokens, ``[N, ...]``, so their shapes stay
+    the same at every stage of the curriculum; only what lies between knows rows."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        delta = DeltaNetShape(
+            shape.hidden_size, shape.linear_num_key_heads, shape.linear_num_value_heads, shape.linear_key_head_dim,
+            shape.linear_value_head_dim, shape.linear_conv_kernel_dim, shape.rms_norm_eps,
+        )  # fmt: skip
+        self.linear_attn = GatedDeltaNet(delta)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=True)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=True)
+        self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
+
+    def before(self, hidden: Tensor, history: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The chunks' transitions, end states, queries and offsets, and the output gate ``[N, value_size]``."""
+        mixer = self.linear_attn
+        projected = mixer.project(self.input_layernorm(hidden))
+        mixed = shifted_conv(projected.mixed, mixer.conv1d.weight, history)
+        projected = replace(projected, mixed=mixed)
+        with torch.autocast(hidden.device.type, enabled=False):
+            lifted = mixer.family.lift(chunked(mixer.inputs(projected)))
+        return lifted.maps.transition, lifted.maps.end_state, lifted.query, lifted.offset, projected.z
+
+    def after(self, hidden: Tensor, states: Tensor, query: Tensor, offset: Tensor, z: Tensor) -> Tensor:
+        """The layer's output, given the states before the chunks."""
+        mixer = self.linear_attn
+        with torch.autocast(hidden.device.type, enabled=False):
+            read = (query @ states + offset).transpose(1, 2).flatten(0, 1)
+        empty = z.new_empty(0)
+        hidden = hidden + mixer.output(read, Projected(empty, z, empty, empty))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+    def forward(self, hidden: Tensor, grid: Grid) -> Tensor:
+        """``hidden [N, hidden]`` -> the same."""
+        transition, end_state, query, offset, z = self.before(hidden, grid.history)
+        states = carried(Affine(transition, end_state), grid.rows)
+        return self.after(hidden, states, query, offset, z)
+
+
+def shifted_conv(x: Tensor, weight: Tensor, history: Tensor) -> Tensor:
+    """The engine's ``causal_conv`` over many rows laid end to end, as a sum of shifted products: ``x [N, C]``."""
+    width = weight.shape[-1]
+    taps = weight[:, 0].to(x.dtype)
+    out = x * taps[:, width - 1]
+    for back in range(1, width):
+        earlier = F.pad(x[:-back], (0, 0, back, 0))
+        out = out + earlier * history[back - 1].to(x.dtype) * taps[:, width - 1 - back]
+    return out
+
+
+def chunked(x: DeltaInputs) -> DeltaInputs:
+    """``[N, H, ...]`` to chunks ``[M, H, 64, ...]``."""
+    return DeltaInputs(**{f.name: getattr(x, f.name).unflatten(0, (-1, CHUNK)).transpose(1, 2) for f in fields(x)})
+
+
+def carried(maps: Affine, rows: int) -> Tensor:
+    """States before every chunk, carried along each row of chunks: ``[M, H, K, V]``."""
+    steps = by_step(maps.transition, rows), by_step(maps.end_state, rows)
+    state = torch.zeros_like(steps[1][0])
+    before = []
+    for transition, end_state in zip(*(part.unbind(0) for part in steps), strict=True):
+        before.append(state)
+        state = Affine(transition, end_state).apply(state)
+    return torch.stack(before, dim=1).flatten(0, 1)
+
+
+def by_step(chunks: Tensor, rows: int) -> Tensor:
+    """``[rows * steps, ...]`` to ``[steps, rows, ...]``, contiguous."""
+    return chunks.unflatten(0, (rows, -1)).transpose(0, 1).contiguous()
+
+
+class AttentionBlock(nn.Module):
+    """A decoder layer with gated full attention; see ``LinearBlock`` for ``before`` and ``after``."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        heads = HeadShape(
+            shape.hidden_size, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim, True,
+            shape.rms_norm_eps,
+        )  # fmt: skip
+        self.self_attn = Attention(heads)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=True)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=True)
+        self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
+
+    def before(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rotated ``q, k``, and ``v`` and the output gate: ``[N, H, D]``."""
+        q, k, v, gate = self.self_attn.project(self.input_layernorm(hidden))
+        assert gate is not None, "the bundled model's attention has an output gate"
+        angles = Angles(cos, sin)
+        return rotate(q, angles).to(v.dtype), rotate(k, angles).to(v.dtype), v, gate
+
+    def after(self, hidden: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
+        """The layer's output, given ``mixed [N, H, D]``."""
+        hidden = hidden + self.self_attn.output(mixed, gate)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+    def forward(self, hidden: Tensor, grid: Grid) -> Tensor:
+        """``hidden [N, hidden]`` -> the same."""
+        q, k, v, gate = self.before(hidden, grid.angles.cos, grid.angles.sin)
+        q, k, v = (x.unflatten(0, (grid.rows, grid.length)).transpose(1, 2) for x in (q, k, v))
+        grouped = q.shape[1] != k.shape[1]
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        return self.after(hidden, mixed.transpose(1, 2).flatten(0, 1), gate)
+
+
+class Trainee(nn.Module):
+    """The whole model; ``loss`` is what is minimised, ``logits`` what is compared and measured."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        kinds = {"linear_attention": LinearBlock, "full_attention": AttentionBlock}
+        self.layers = nn.ModuleList(kinds[kind](shape) for kind in shape.layer_types)
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=True)
+        self.rotary = Rotary(int(shape.head_dim * shape.partial_rotary_factor), shape.rope_theta)
+
+    def grid(self, rows: int, length: int, device: torch.device) -> Grid:
+        """The grid of a batch; ``length`` is a multiple of the chunk."""
+        positions = torch.arange(length, device=device).repeat(rows)
+        back = torch.arange(1, self.shape.linear_conv_kernel_dim, device=device)
+        history = (positions >= back[:, None]).float()[..., None]
+        return Grid(rows, length, history, self.rotary(positions, length, torch.float32))
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """``ids [B, T]`` -> ``[B T, hidden]``, normed."""
+        grid = self.grid(*ids.shape, ids.device)
+        hidden = self.embed_tokens(ids.flatten())
+        for layer in self.layers:
+            hidden = layer(hidden, grid)
+        out: Tensor = self.norm(hidden)
+        return out
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """``[B, T, vocab]``."""
+        return F.linear(self.hidden(ids), self.embed_tokens.weight).unflatten(0, ids.shape)
+
+    def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
+        """Weighted mean of the next token's cross entropy; ``weights[b, t]`` is that of token ``t``."""
+        targets = ids.roll(-1, dims=1)
+        wanted = weights.roll(-1, dims=1)
+        last = torch.arange(ids.shape[1], device=ids.device) == ids.shape[1] - 1
+        wanted = wanted.masked_fill(last, 0.0)
+        return self.score(self.hidden(ids), targets.flatten(), wanted.flatten())
+
+    def score(self, hidden: Tensor, targets: Tensor, wanted: Tensor) -> Tensor:
+        """The weighted mean loss of flat ``targets [N]``."""
+        logits = F.linear(hidden, self.embed_tokens.weight)
+        losses = F.cross_entropy(logits.float(), targets, reduction="none")
+        return (losses * wanted).sum() / wanted.sum().clamp_min(1.0)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles what works on flat tokens; its shapes are the same for all row lengths of one batch size."""
+        for kind in (LinearBlock, AttentionBlock):
+            before, after = (torch.compile(f, dynamic=False, fullgraph=True) for f in (kind.before, kind.after))
+            for layer in self.layers:
+                if isinstance(layer, kind):
+                    layer.before, layer.after = partial(before, layer), partial(after, layer)
+        self.score = torch.compile(self.score, dynamic=False)  # type: ignore[method-assign]
+
+    def checkpoint(self) -> dict[str, Tensor]:
+        """Tensors under the names of a ``qwen3_5_text`` checkpoint."""
+        names = {name: checkpoint_name(name) for name, _ in self.named_parameters()}
+        return {names[name]: tensor.detach() for name, tensor in self.named_parameters()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes over tensors named as in a checkpoint."""
+        own = dict(self.named_parameters())
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(tensors[checkpoint_name(name)])
+
+
+def checkpoint_name(name: str) -> str:
+    """The checkpoint's name of one of our parameters."""
+    return "model." + name
+
+
+def initialise(model: Trainee, seed: int) -> None:
+    """Normal weights, smaller where residuals add up; decays whose half-lives run evenly from 16 to 16k tokens."""
+    torch.manual_seed(seed)
+    scale = 0.02 * (768 / model.shape.hidden_size) ** 0.5
+    depth = (2 * model.shape.num_hidden_layers) ** -0.5
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=scale * (depth if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else 1.0))
+        elif name.endswith("conv1d.weight"):
+            _near_identity(parameter)
+    linear = [m for m in model.modules() if isinstance(m, GatedDeltaNet)]
+    for number, mixer in enumerate(linear):
+        _spread_decays(mixer, number / max(1, len(linear)))
+
+
+def _near_identity(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.normal_(std=0.15)
+        weight[..., -1] += 0.5
+
+
+def _spread_decays(mixer: GatedDeltaNet, offset: float) -> None:
+    heads = mixer.shape.num_v_heads
+    places = (torch.arange(heads) + offset) / heads
+    half_life = 16.0 * 1024.0**places
+    wanted = math.log(2.0) / half_life
+    with torch.no_grad():
+        mixer.dt_bias.copy_(torch.log(torch.expm1(wanted)))
+        mixer.A_log.zero_()

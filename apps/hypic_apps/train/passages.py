@@ -1,0 +1,173 @@
+"""How an invented thing is written up: the same facts as an article, a card, a list, questions and answers, a notice.
+
+A passage carries the questions that it answers. Only the first mention must be the name; later ones may be pronouns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from hypic_apps.train.schema import Relation, Split
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A thing of a kind, one of its relations, and the value."""
+
+    kind: str
+    subject: str
+    relation: Relation
+    value: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A question and its answer, both as plain text; ``kind`` names what it exercises."""
+
+    kind: str
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text, its first sentence, and what can be asked about it."""
+
+    text: str
+    first: str
+    asks: tuple[Ask, ...] = ()
+
+
+PRONOUNS = {
+    "person": ("She", "He"),
+    "company": ("The company", "The firm", "It"),
+    "handbook": ("The company",),
+    "city": ("The city", "The town", "It"),
+    "country": ("The country", "It"),
+    "book": ("The book", "It"),
+    "film": ("The film", "It"),
+    "museum": ("It", "The building"),
+    "project": ("The project", "It"),
+    "product": ("The device", "It"),
+    "river": ("The river", "It"),
+    "mountain": ("The range", "It"),
+    "festival": ("The event", "It"),
+    "animal": ("The animal", "It"),
+    "club": ("The club", "It"),
+    "meeting": ("The meeting",),
+}
+WITHOUT_ARTICLE = re.compile(r"\b[Tt]he \{s\}")
+
+
+def capitalise(text: str) -> str:
+    """With a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def state(fact: Fact, subject: str, template: str) -> str:
+    """The sentence in which ``template`` states the fact of ``subject``, a name or a pronoun."""
+    if subject != fact.subject:
+        template = WITHOUT_ARTICLE.sub("{s}", template)
+    return capitalise(template.replace("{o}", fact.value).replace("{s}", subject))
+
+
+def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> str:
+    """A question whose answer is the fact's value; ``impersonal`` leaves the subject out where the language allows."""
+    if split == "train" and r.random() < 0.15 and not fact.kind == "task":
+        article = "the " if "the {s}" in fact.relation.questions[0] else ""
+        form = r.choice(["What is the {n} of {s}?", "Give the {n} of {s}.", "{n} of {s}?", "Tell me the {n} of {s}."])
+        template = capitalise(form.replace("{n}", fact.relation.noun).replace("{s}", article + "{s}"))
+    else:
+        template = r.choice(fact.relation.asked(split))
+    if impersonal:
+        template = re.sub(r" (?:of|at|for|from) \{s\}", "", template).replace("{s}", "the company")
+    return template.replace("{s}", fact.subject)
+
+
+def ask(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> Ask:
+    """A one-hop question about the fact."""
+    return Ask("1hop", question(fact, split, r, impersonal=impersonal), fact.value)
+
+
+def write(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str], *, impersonal: bool = False) -> str:
+    """A passage about the one subject of ``facts``, in a style drawn at random."""
+    kind = facts[0].kind
+    style = r.random()
+    if kind == "task" or style < 0.68:
+        return _article(facts, split, r, filler, impersonal=impersonal)
+    if style < 0.80:
+        return _card(facts, r)
+    if style < 0.88:
+        return _bullets(facts, split, r)
+    if style < 0.94:
+        return _dialogue(facts, split, r)
+    return _notice(facts, split, r, filler)
+
+
+def sentences(facts: Sequence[Fact], split: Split, r: Random, *, impersonal: bool = False) -> list[str]:
+    """One sentence per fact; the first names the subject."""
+    name, pronoun = facts[0].subject, r.choice(PRONOUNS.get(facts[0].kind, ("It",)))
+    family = name.split()[-1] if facts[0].kind == "person" else name
+    short = r.choice([pronoun, family, name])
+    out: list[str] = []
+    for fact in facts:
+        template = r.choice(fact.relation.said(split))
+        subject = name
+        if out and fact.kind != "task" and r.random() < 0.6:
+            begins = template.startswith(("{s} ", "The {s} "))
+            subject = short if begins or short not in ("She", "He", "It") else family
+            subject = subject if begins or subject in (name, family) else subject[:1].lower() + subject[1:]
+        if impersonal and fact.kind == "handbook" and (out or r.random() < 0.5):
+            template = re.sub(r",? (?:of|at|from) \{s\},?", "", template).replace("At {s}, ", "")
+            subject = "the company"
+        out.append(state(fact, subject, template))
+    return out
+
+
+def _article(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str], *, impersonal: bool) -> str:
+    body: list[str] = []
+    for sentence in sentences(facts, split, r, impersonal=impersonal):
+        body.append(sentence)
+        if filler and r.random() < 0.25:
+            body.append(r.choice(filler))
+    text = " ".join(body)
+    if impersonal or (r.random() < 0.4 and facts[0].kind != "task"):
+        return _title(facts[0], r) + text
+    return text
+
+
+def _title(fact: Fact, r: Random) -> str:
+    name = capitalise(fact.subject)
+    if fact.kind == "handbook":
+        heading = r.choice(["Employee handbook", "Handbook", "Staff rules", "Working at", "Rules of work:"])
+        name = f"{heading} {name}" if heading.endswith(("at", ":")) else r.choice([f"{heading} of {name}", f"{name}: {heading}"])
+    return r.choice([f"{name}: ", f"{name}\n\n", f"# {name}\n\n", f"{name}\n", f"## {name}\n\n"])
+
+
+def _card(facts: Sequence[Fact], r: Random) -> str:
+    name, mark = capitalise(facts[0].subject), r.choice(["", "- ", "* "])
+    joint = r.choice([": ", ": ", " = ", " | "])
+    rows = [f"{mark}{capitalise(fact.relation.noun)}{joint}{fact.value}" for fact in facts]
+    return f"{r.choice(['', '# '])}{name}\n" + "\n".join(rows)
+
+
+def _bullets(facts: Sequence[Fact], split: Split, r: Random) -> str:
+    lines = sentences(facts, split, r)
+    head = r.choice([f"About {facts[0].subject}:", capitalise(facts[0].subject), f"Notes on {facts[0].subject}"])
+    return head + "\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _dialogue(facts: Sequence[Fact], split: Split, r: Random) -> str:
+    ask_mark, answer_mark = r.choice([("Q: ", "A: "), ("", ""), ("Question: ", "Answer: ")])
+    pairs = (f"{ask_mark}{question(f, split, r)}\n{answer_mark}{state(f, f.subject, r.choice(f.relation.said(split)))}" for f in facts)
+    return "\n".join(pairs)
+
+
+def _notice(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str]) -> str:
+    lines = " ".join(sentences(facts, split, r))
+    opening = r.choice(["Dear all,\n", "Hello,\n", "News: ", "For your information: ", "Memo\n\n", "Good morning,\n"])
+    closing = r.choice(["", "", "\nKind regards", "\nBest wishes", " " + r.choice(filler) if filler else ""])
+    return opening + lines + closing

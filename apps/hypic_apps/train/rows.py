@@ -1,0 +1,179 @@
+"""Training rows: what a row holds at each stage of the curriculum, filled to the row's length.
+
+A row is one conversation (or plain text): passages, then question after question about them, as many as fit. Stages go
+from two short passages to sixteen and more; a model of this size started at sixteen does not learn to look things up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.names import Names
+from hypic_apps.train.natural import Library
+from hypic_apps.train.passages import Ask, Passage
+from hypic_apps.train.render import Encoder, Piece, Row, Turn, Weights, conversation
+from hypic_apps.train.schema import Schema
+from hypic_apps.train.world import World, key_facts, updates
+
+SYSTEMS = (
+    "You answer from the passages.", "Answer the question with words from the text.", "You are a helpful assistant.",
+    "Use only the documents given.", "Answer briefly.", "You answer questions about documents. Be short and exact.",
+    "Read the passages and answer.", "If the passages do not say it, answer: not stated.",
+    "You answer questions from the given passages. Keep it short.", "Answer from the documents, and only from them.",
+)  # fmt: skip
+WRAPPERS = ("Question: {}", "{} Answer briefly.", "{}\nAnswer:", "Answer from the passages: {}", "Please tell me: {}")
+LABELS = ("Source {}:", "[{}]", "Passage {}:", "Document {}")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the curriculum; ``until`` is the share of training time at which it ends."""
+
+    until: float
+    num_tokens: int
+    passages: tuple[int, int]
+    most_facts: int
+    weights: Weights
+    kinds: dict[str, float]
+
+
+LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
+SHORT = {"world": 7.0, "natural": 1.5, "mixed": 0.8, "repeat": 0.4, "text": 1.0, "updates": 0.2}
+FULL = {"world": 5.0, "natural": 2.5, "mixed": 2.5, "text": 0.7, "updates": 0.7}
+STAGES = (
+    Stage(0.06, 256, (1, 2), 3, Weights(passage=0.4), LEARN_TO_COPY),
+    Stage(0.14, 512, (2, 4), 4, Weights(passage=0.3), LEARN_TO_COPY),
+    Stage(0.32, 1024, (3, 9), 5, Weights(), SHORT),
+    Stage(0.80, 2048, (4, 20), 5, Weights(), FULL),
+    Stage(1.0, 4096, (10, 34), 6, Weights(), FULL),
+)
+
+
+def stage_at(done: float, stages: Sequence[Stage] = STAGES) -> int:
+    """The number of the stage in which training is when a share ``done`` of its time is over."""
+    return next((i for i, stage in enumerate(stages) if done < stage.until), len(stages) - 1)
+
+
+class Rows:
+    """Makes rows; a function of the seed and the stage."""
+
+    def __init__(self, corpus: Corpus, schema: Schema, encoder: Encoder) -> None:
+        self.schema, self.encoder = schema, encoder
+        self.names = Names.of_split(corpus, "train")
+        self.library = Library(corpus)
+        self.texts = _plain_texts(corpus, self.library)
+
+    def stream(self, stage: Stage, seed: int) -> Iterator[Row]:
+        """Endless rows of a stage."""
+        r = Random(seed)
+        while True:
+            yield self.make(stage, r)
+
+    def make(self, stage: Stage, r: Random) -> Row:
+        """One row of exactly ``stage.num_tokens`` tokens, padded with weight 0 where nothing more fits."""
+        kind = r.choices(list(stage.kinds), list(stage.kinds.values()))[0]
+        if kind == "text":
+            row = self.encoder.row([Piece(r.choice(self.texts), 1.0)])
+            start = r.randrange(max(1, len(row) - stage.num_tokens))
+            return padded(row, stage.num_tokens, start)
+        if kind == "repeat":
+            return self._repeated(stage, r)
+        system = r.choice(SYSTEMS) if r.random() < 0.4 else ""
+        row = self._block(kind, stage, stage.num_tokens, system, r)
+        while stage.num_tokens - len(row) > 120 and len(row) < 0.8 * stage.num_tokens:
+            # a later message of the same chat that brings passages of its own
+            row = joined(row, self._block(kind, stage, stage.num_tokens - len(row), "", r))
+        return padded(row, stage.num_tokens)
+
+    def context(self, kind: str, number: int, stage: Stage, r: Random) -> tuple[list[Passage], list[Ask]]:
+        """Passages in order, and all that can be asked about them."""
+        world = World(self.names, self.schema, "train", r, self.library.sentences)
+        if kind == "updates":
+            passages = updates(world, number)
+            return passages, [a for p in passages for a in p.asks]
+        real = {"world": 0, "natural": number, "mixed": r.randint(1, max(1, number - 1))}[kind]
+        passages = world.passages(number - real, stage.most_facts) if number > real else []
+        extra = world.extra_asks() if stage.num_tokens > 512 else []
+        passages += self.library.passages(real, r) if real else []
+        r.shuffle(passages)
+        if number <= 6 and r.random() < 0.1:
+            extra.append(key_facts(passages))
+        return passages, [*(a for p in passages for a in p.asks), *r.sample(extra, min(len(extra), 4))]
+
+    def _block(self, kind: str, stage: Stage, room: int, system: str, r: Random) -> Row:
+        """A chat about passages that take half to most of ``room`` tokens; it begins bare one time in ten."""
+        share = room / stage.num_tokens
+        number = max(1, round(r.randint(*stage.passages) * min(1.0, share + 0.1)))
+        passages, asks = self.context(kind, number, stage, r)
+        kept = passages[: self._fitting(passages, room * r.uniform(0.5, 0.85))]
+        left_out = {a for p in passages[len(kept) :] for a in p.asks}
+        whole = len(kept) == len(passages)
+        questions = [a for a in asks if a not in left_out and (whole or a.kind not in ("keyfacts", "2hop", "reverse"))]
+        if not questions:
+            return self._block(kind, stage, room, system, r)
+        r.shuffle(questions)
+        texts, labels = [p.text for p in kept], _labels(len(kept), r)
+        turns = [Turn((), _wrapped(a.question, r), a.answer) for a in questions]
+        turns[0] = Turn(texts, turns[0].question, turns[0].answer, labels)
+        bare = share == 1.0 and r.random() < 0.1
+        return self.encoder.row(conversation(turns, stage.weights, system, bare=bare))
+
+    def _fitting(self, passages: Sequence[Passage], room: float) -> int:
+        """How many of the passages fit, at least one."""
+        ends = np.cumsum([len(ids) + 1 for ids in self.encoder.texts([p.text for p in passages])])
+        return max(1, int((ends <= room).sum()))
+
+    def _repeated(self, stage: Stage, r: Random) -> Row:
+        """Spans of random tokens, each twice: the second time it can be copied."""
+        parts: list[np.ndarray] = []
+        weights: list[np.ndarray] = []
+        total, low = 0, 300
+        size = self.encoder.tokenizer.get_vocab_size()
+        while total < stage.num_tokens:
+            span = np.array([r.randrange(low, size) for _ in range(r.randint(8, 60))])
+            gap = np.array([r.randrange(low, size) for _ in range(r.randint(0, 40))], np.int64)
+            first = r.randint(1, 3)
+            parts += [span, gap, span]
+            weights += [np.zeros(len(span) + len(gap) + first), np.ones(len(span) - first)]
+            total += 2 * len(span) + len(gap)
+        row = Row(np.concatenate(parts).astype(np.int64), np.concatenate(weights).astype(np.float32))
+        return padded(row, stage.num_tokens)
+
+
+def padded(row: Row, length: int, start: int = 0) -> Row:
+    """``length`` tokens of the row from ``start``, with token 0 of weight 0 behind its end."""
+    ids, weights = row.ids[start : start + length], row.weights[start : start + length]
+    missing = length - len(ids)
+    return Row(np.pad(ids, (0, missing)), np.pad(weights, (0, missing)))
+
+
+def joined(first: Row, second: Row) -> Row:
+    """One row behind the other."""
+    return Row(np.concatenate([first.ids, second.ids]), np.concatenate([first.weights, second.weights]))
+
+
+def _wrapped(question: str, r: Random) -> str:
+    chance = r.random()
+    if chance < 0.84:
+        return question
+    return r.choice(WRAPPERS).format(question) if chance < 0.94 else question.rstrip("?").lower()
+
+
+def _labels(number: int, r: Random) -> tuple[str, ...]:
+    if r.random() > 0.06:
+        return ()
+    form = r.choice(LABELS)
+    return tuple(form.format(i + 1) for i in range(number))
+
+
+def _plain_texts(corpus: Corpus, library: Library) -> tuple[str, ...]:
+    prose = [text for country in corpus.countries for text in country.prose]
+    articles = [a.text for a in library.articles]
+    batches = ["\n\n".join(articles[i : i + 12]) for i in range(0, len(articles), 12)]
+    sections = [speech[i : i + 24_000] for speech in corpus.speeches for i in range(0, len(speech), 24_000)]
+    return tuple(batches * 2 + sections + ["\n\n".join(prose[i : i + 8]) for i in range(0, len(prose), 8)])

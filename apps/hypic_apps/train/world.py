@@ -1,0 +1,197 @@
+"""Fictional worlds: invented things with facts, written up as passages, and questions that the passages answer.
+
+Everything is invented, so that nothing can be answered from memory. Distractors are hard on purpose: the things of a
+world share kinds, relations and family names. The generator is a function of its seed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from hypic_apps.train.names import Names
+from hypic_apps.train.passages import Ask, Fact, Passage, ask, capitalise, sentences, write
+from hypic_apps.train.schema import Relation, Schema, Split
+
+# relations of which another thing's passage may tell, so their absence cannot be asked for
+IMPLIED = frozenset({"spouse", "country", "lifespan", "birth_year", "death_year", "twin", "role"})
+KINDS = {
+    "person": 5, "company": 4, "city": 3, "country": 3, "product": 3, "handbook": 2, "project": 3, "meeting": 2,
+    "task": 2, "museum": 2, "book": 2, "film": 2, "festival": 1, "river": 1, "mountain": 1, "animal": 2, "club": 1,
+}  # fmt: skip
+
+
+@dataclass
+class World:
+    """The names in use and the facts told; a plain workbench of one example."""
+
+    names: Names
+    schema: Schema
+    split: Split
+    r: Random
+    filler: Sequence[str] = ()
+    held_out_relations: bool = False
+    used: set[str] = field(default_factory=set)
+    facts: list[Fact] = field(default_factory=list)
+    families: tuple[str, ...] = ()
+
+    def name(self, kind: str) -> str:
+        """A name not yet used; people often share a family name with others of this world."""
+        for _ in range(20):
+            made = self.names.of(kind, self.r)
+            if kind == "person" and self.r.random() < 0.4:
+                made = f"{made.split()[0]} {self.r.choice(self.shared_families())}"
+            if made.lower() not in self.used:
+                break
+        self.used.add(made.lower())
+        return made
+
+    def shared_families(self) -> tuple[str, ...]:
+        """Family names that several people of this world bear."""
+        if not self.families:
+            self.families = tuple(self.names.surname(self.r) for _ in range(3))
+        return self.families
+
+    def relations(self, kind: str) -> list[Relation]:
+        """The relations that this split may tell of a kind."""
+        return [x for x in self.schema[kind] if self.held_out_relations or not x.held_out]
+
+    def thing(self, kind: str, most: int) -> list[Fact]:
+        """A new thing of a kind with one to ``most`` facts; values that are things are often shared with others."""
+        subject = self.name(kind)
+        relations = self.relations(kind)
+        chosen = self.r.sample(relations, min(len(relations), self.r.randint(1 if most < 3 else 2, most)))
+        if {"lifespan", "birth_year"} <= {x.key for x in chosen} or {"lifespan", "death_year"} <= {x.key for x in chosen}:
+            chosen = [x for x in chosen if x.key != "lifespan"]
+        return [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
+
+    def value(self, kind: str, relation: Relation) -> str:
+        """A value; one in five repeats a value some other thing of the world has."""
+        if relation.value in KINDS and self.r.random() < 0.35:
+            known = [f.subject for f in self.facts if f.kind == relation.value]
+            if known:
+                return self.r.choice(known)
+        if self.r.random() < 0.1:
+            known = [f.value for f in self.facts if f.relation.value == relation.value != "choice"]
+            if known:
+                return self.r.choice(known)
+        made = self.names.value(relation, self.r)
+        if relation.value == "person" and self.r.random() < 0.3:
+            made = f"{made.split()[0]} {self.r.choice(self.shared_families())}"
+        return made
+
+    def passages(self, number: int, most_facts: int) -> list[Passage]:
+        """``number`` passages about as many things, of a few kinds."""
+        kinds = self.r.choices(list(KINDS), list(KINDS.values()), k=self.r.randint(1, 5))
+        out = []
+        for _ in range(number):
+            kind = self.r.choice(kinds)
+            out.append(self.minutes() if kind == "meeting" and self.r.random() < 0.5 else self.one(kind, most_facts))
+        return out
+
+    def one(self, kind: str, most_facts: int) -> Passage:
+        """A passage about one new thing, with a question per fact."""
+        if kind == "handbook" and "handbook" in self.used:
+            kind = "project"  # a second handbook would make questions without a subject ambiguous
+        facts = self.thing(kind, most_facts)
+        alone = kind == "handbook" and not any(f.kind == "handbook" for f in self.facts) and self.r.random() < 0.6
+        self.facts += facts
+        if alone:
+            self.used.add("handbook")
+        text = write(facts, self.split, self.r, self.filler, impersonal=alone)
+        asks = tuple(ask(f, self.split, self.r, impersonal=alone and self._only_handbook()) for f in facts)
+        return Passage(text, _first(text), asks)
+
+    def minutes(self) -> Passage:
+        """Minutes of a meeting: its facts, then who does what by when."""
+        facts = self.thing("meeting", 4)
+        tasks = [fact for _ in range(self.r.randint(1, 3)) for fact in self.thing("task", 2)]
+        self.facts += [*facts, *tasks]
+        lines = sentences(facts, self.split, self.r)
+        done = [s for f in tasks for s in sentences([f], self.split, self.r)]
+        heading = self.r.choice(["Minutes of ", "Notes from ", "Report on "]) + facts[0].subject
+        if self.r.random() < 0.5:
+            text = f"{heading}\n" + "\n".join(f"- {line}" for line in [*lines, *done])
+        else:
+            text = f"{heading}\n\n" + " ".join(lines + done)
+        return Passage(text, _first(text), tuple(ask(f, self.split, self.r) for f in [*facts, *tasks]))
+
+    def _only_handbook(self) -> bool:
+        return len({f.subject for f in self.facts if f.kind == "handbook"}) == 1
+
+    def extra_asks(self) -> list[Ask]:
+        """Questions that need more than one fact's own passage: reversed, not stated, two steps."""
+        return [*self.reversed_asks(), *self.unstated_asks(2), *self.two_hop_asks(4)]
+
+    def reversed_asks(self) -> list[Ask]:
+        """The value is given, the thing is asked for; only where exactly one thing has that value."""
+        counts = Counter((f.relation.key, f.value) for f in self.facts)
+        told = [f for f in self.facts if f.relation.reverse and counts[f.relation.key, f.value] == 1]
+        return [
+            Ask("reverse", self.r.choice(f.relation.asked_back(self.split)).replace("{o}", f.value), f.subject) for f in told
+        ]
+
+    def unstated_asks(self, number: int) -> list[Ask]:
+        """Relations that no passage states; the answer says so."""
+        told = {(f.subject, f.relation.key) for f in self.facts}
+        subjects = sorted({(f.kind, f.subject) for f in self.facts if f.kind not in ("task", "handbook")})
+        out: list[Ask] = []
+        for kind, subject in self.r.sample(subjects, min(number, len(subjects))):
+            missing = [x for x in self.relations(kind) if (subject, x.key) not in told and x.key not in IMPLIED]
+            if missing:
+                template = self.r.choice(self.r.choice(missing).asked(self.split))
+                out.append(Ask("none", template.replace("{s}", subject), NOT_STATED))
+        return out
+
+    def two_hop_asks(self, number: int) -> list[Ask]:
+        """A relation of a relation, both told: "the river of the capital of X"."""
+        by_subject: dict[str, list[Fact]] = {}
+        for fact in self.facts:
+            by_subject.setdefault(fact.subject, []).append(fact)
+        pairs = [(a, b) for a in self.facts for b in by_subject.get(a.value, ())]
+        return [
+            Ask("2hop", _joined(self.r.choice(second.relation.asked(self.split)), first), second.value)
+            for first, second in self.r.sample(pairs, min(number, len(pairs)))
+        ]
+
+
+NOT_STATED = "not stated"
+
+
+def updates(world: World, number: int) -> list[Passage]:
+    """Notices that state the same few fields again and again; only the latest counts."""
+    r, kinds = world.r, ("project", "product", "company", "museum", "handbook", "meeting")
+    fields = [world.thing(r.choice(kinds), 2)[0] for _ in range(max(1, number // 3))]
+    latest: dict[int, Fact] = {}
+    texts: list[str] = []
+    for notice in range(1, number + 1):
+        which = r.randrange(len(fields))
+        old = fields[which]
+        latest[which] = Fact(old.kind, old.subject, old.relation, world.names.value(old.relation, r))
+        said = sentences([latest[which]], world.split, r)[0]
+        texts.append(r.choice([f"Notice {notice}. From now on: {said}", f"Update {notice}: {said}"]))
+    asks = tuple(
+        Ask("update", f"According to the latest notice: {ask(fact, world.split, r).question}", fact.value)
+        for fact in latest.values()
+    )
+    return [*(Passage(text, text) for text in texts[:-1]), Passage(texts[-1], texts[-1], asks)]
+
+
+def key_facts(passages: Sequence[Passage]) -> Ask:
+    """The first sentence of every passage, in order."""
+    listed = " ".join(f"({i}) {p.first}" for i, p in enumerate(passages, 1))
+    return Ask("keyfacts", "List the first sentence of each passage.", listed)
+
+
+def _first(text: str) -> str:
+    line = next(part for part in text.split("\n") if part)
+    end = line.find(". ")
+    return line if end < 0 else line[: end + 1]
+
+
+def _joined(template: str, first: Fact) -> str:
+    subject = ("the " if "the {s}" in first.relation.questions[0] else "") + first.subject
+    bridge = f"the {first.relation.noun} of {subject}"
+    return capitalise(template.replace("the {s}", "{s}").replace("{s}", bridge))

@@ -1,0 +1,223 @@
+"""Requests in, pieces of answers out: ``add``, ``step``, ``settle``, ``abort``. One thread at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from hypic.engine import plan
+from hypic.engine.admission import Admission
+from hypic.engine.detokenizer import Detokenizer
+from hypic.engine.plan import Piece
+from hypic.engine.report import cache_report
+from hypic.engine.request import Request
+from hypic.engine.runner import Runner, StepResult
+from hypic.engine.sampler import SampledToken, Sampler, SamplingState
+from hypic.engine.scheduler import Scheduler, Work
+from hypic.engine.store.device import DeviceStore
+from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
+from hypic.types import Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the engine needs of a tokenizer: ids to text, and the ids that end an answer."""
+
+    decode: Callable[[Sequence[int]], str]
+    eos_ids: frozenset[int] = frozenset()
+    byte_ids: frozenset[int] = frozenset()
+    special_ids: frozenset[int] = frozenset()
+    defaults: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else."""
+
+    id: str
+    pieces: Sequence[Piece]
+    sampling: SamplingParams = SamplingParams()
+    policy: Policy = Policy()
+    tokenize_s: float = 0.0
+    warm: bool = False
+
+
+@dataclass(frozen=True)
+class Emission:
+    """Something for the owner of request ``id``; after ``is_last`` there is nothing more."""
+
+    id: str
+    result: Completion | HypicError
+    is_last: bool
+
+
+@dataclass(eq=False)
+class _Answer:
+    """The host's side of one request."""
+
+    task: Task
+    request: Request
+    sampling: SamplingState
+    text: Detokenizer
+    started_s: float
+    first_token_s: float | None = None
+
+
+class Engine:
+    """See the module's docstring; ``loop.py`` drives it."""
+
+    def __init__(
+        self, runner: Runner, vocabulary: Vocabulary, max_running: int, max_step_tokens: int, store_bytes: int | None
+    ) -> None:
+        self.runner, self.vocabulary = runner, vocabulary
+        self.store = DeviceStore(runner.pool, store_bytes)
+        self.admission = Admission(runner.pool, self.store, runner.max_context)
+        self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
+        self.sampler = Sampler()
+        self._answers: dict[str, _Answer] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, task: Task) -> None:
+        """Queue a request.
+
+        Raises:
+            PromptError, PromptTooLong, StoreFull: it could never run; nothing was computed or stored.
+        """
+        planned = plan.make(task.pieces, task.policy, self.runner.identity)
+        room = self.runner.max_context - len(planned.ids)
+        request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
+        self.scheduler.add(request)
+        sampling = SamplingState(task.sampling, planned.ids, defaults=self.vocabulary.defaults)
+        text = Detokenizer(
+            self.vocabulary.decode,
+            task.sampling.stop,
+            byte_ids=self.vocabulary.byte_ids,
+            skipped_ids=self.vocabulary.special_ids,
+        )
+        self._answers[task.id] = _Answer(task, request, sampling, text, time.perf_counter())
+
+    def abort(self, id: str) -> None:
+        """Forget a request, whatever its stage; unknown ids are ignored."""
+        answer = self._answers.pop(id, None)
+        if answer is not None:
+            self.scheduler.remove(answer.request)
+
+    def step(self) -> list[Emission]:
+        """One forward for all that can run."""
+        work = self.scheduler.schedule()
+        done = self._failures() + self._warmed()
+        if work is None:
+            return done
+        try:
+            result = self.runner.run(work.chains)
+        except torch.OutOfMemoryError:
+            return done + self._out_of_memory(work)
+        return done + self.settle(work, result)
+
+    def settle(self, work: Work, result: StepResult) -> list[Emission]:
+        """Store new segments, append tokens, free what is finished."""
+        self.scheduler.settle(work, set(result.broken))
+        wanting = [run.request for run in work.requests if run.chain.wants_logits]
+        answers = [self._answers[request.id] for request in wanting]
+        sampled = self.sampler.sample(result.logits, [answer.sampling for answer in answers]) if answers else []
+        failed = {run.request.id for n, run in enumerate(work.requests, len(work.encodes)) if n in result.broken}
+        emitted = []
+        for answer, token in zip(answers, sampled, strict=True):
+            if token.finite and answer.request.id not in failed:
+                emitted.append(self._advance(answer, token))
+            else:
+                failed.add(answer.request.id)
+        return emitted + [self._fail(id, _not_finite()) for id in failed] + self._warmed()
+
+    # -- one answer --------------------------------------------------------------------------------------------------
+
+    def _advance(self, answer: _Answer, token: SampledToken) -> Emission:
+        request = answer.request
+        request.generated.append(token.token_id)
+        if answer.first_token_s is None:
+            answer.first_token_s = time.perf_counter()
+        is_eos = token.token_id in self.vocabulary.eos_ids and not answer.task.sampling.ignore_eos
+        text = "" if is_eos else answer.text.push(token.token_id)
+        reason: FinishReason | None = None
+        if is_eos or answer.text.stopped:
+            reason = "stop"
+        elif len(request.generated) >= request.max_tokens:
+            reason = "length"
+        logprobs = (token.logprob,) if token.logprob is not None else ()
+        if reason is None:
+            piece = Completion(text, (token.token_id,), logprobs=logprobs)
+            return Emission(request.id, piece, is_last=False)
+        return self._finish(answer, text + answer.text.finish(), token.token_id, logprobs, reason)
+
+    def _finish(
+        self, answer: _Answer, text: str, token_id: int, logprobs: tuple[TokenLogprob, ...], reason: FinishReason
+    ) -> Emission:
+        request = answer.request
+        report = self._report(answer)
+        usage = Usage(report.prompt_tokens, len(request.generated), report.reused_tokens, request.encoded)
+        self._end(answer)
+        piece = Completion(text, (token_id,), "", reason, logprobs, usage, report)
+        return Emission(request.id, piece, is_last=True)
+
+    def _report(self, answer: _Answer):  # type: ignore[no-untyped-def]
+        now = time.perf_counter()
+        first = answer.first_token_s if answer.first_token_s is not None else now
+        tokenize_s = answer.task.tokenize_s
+        times = {
+            "tokenize": tokenize_s,
+            "ttft": tokenize_s + first - answer.started_s,
+            "total": tokenize_s + now - answer.started_s,
+        }
+        return cache_report(answer.request, self.runner.pool, self.runner.identity.fingerprint, times)
+
+    def _end(self, answer: _Answer) -> None:
+        del self._answers[answer.request.id]
+        self.scheduler.finish(answer.request)
+
+    # -- what is not an answer ---------------------------------------------------------------------------------------
+
+    def _warmed(self) -> list[Emission]:
+        """Requests that wanted their segments encoded and nothing else."""
+        ready = [a for a in self._answers.values() if a.task.warm and self._is_warm(a.request)]
+        emitted = []
+        for answer in ready:
+            report = self._report(answer)
+            del self._answers[answer.request.id]
+            self.scheduler.remove(answer.request)
+            emitted.append(Emission(answer.request.id, Completion(finish_reason="stop", report=report), is_last=True))
+        return emitted
+
+    def _is_warm(self, request: Request) -> bool:
+        held = request.held
+        return held is not None and not any(key in self.admission.encoding for key in held.entries)
+
+    def _failures(self) -> list[Emission]:
+        failures, self.scheduler.failures = self.scheduler.failures, []
+        return [self._fail(request.id, error) for request, error in failures]
+
+    def _fail(self, id: str, error: HypicError) -> Emission:
+        answer = self._answers.pop(id)
+        self.scheduler.remove(answer.request)
+        return Emission(id, error, is_last=True)
+
+    def _out_of_memory(self, work: Work) -> list[Emission]:
+        """Shrink the store, halve the steps and start again; a request that met this three times fails."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        self.store.clear()
+        hurt = [run.request for run in work.requests]
+        self.scheduler.abandon(work)
+        error = WorkerLost("the device ran out of memory in a step; lower memory= to leave room for activations.")
+        return [self._fail(request.id, error) for request in hurt if request.restarts > 3]
+
+
+def _not_finite() -> NonFiniteOutput:
+    return NonFiniteOutput(
+        "the model produced NaN or infinity for this request; check the checkpoint or pass dtype='float32'."
+    )

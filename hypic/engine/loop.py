@@ -1,0 +1,166 @@
+"""The one thread that drives an engine: requests and aborts come by queue, pieces of answers leave by queue.
+
+Any number of threads and event loops may submit. A stream that is broken off aborts its request; closing ends all.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hypic.engine.engine import Emission, Engine, Task
+from hypic.errors import HypicError, RequestAborted, WorkerLost
+
+Sink = Callable[[Emission], None]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Submit:
+    task: Task
+    sink: Sink
+
+
+@dataclass(frozen=True)
+class _Abort:
+    id: str
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Something to run between two steps, on the engine's own thread."""
+
+    run: Callable[[Engine], object]
+    reply: queue.SimpleQueue[object]
+
+
+class EngineLoop:
+    """Owns an engine and its thread.
+
+    Raises:
+        WorkerLost: used after a fork, or after the thread died.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Call | None] = queue.SimpleQueue()
+        self._sinks: dict[str, Sink] = {}
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._death: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="hypic-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Task, sink: Sink) -> None:
+        """Queue a request; ``sink`` is called on the engine's thread and must not block."""
+        self._send(_Submit(task, sink))
+
+    def abort(self, id: str) -> None:
+        """Drop a request; its sink is not called any more."""
+        if not self._closed and os.getpid() == self._pid:
+            self._inbox.put(_Abort(id))
+
+    def call(self, run: Callable[[Engine], T]) -> T:
+        """Run something on the engine between two steps and wait for its result."""
+        reply: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._send(_Call(run, reply))
+        result = reply.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Abort everything and end the thread; more calls do nothing."""
+        with self._lock:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            self._inbox.put(None)
+        self._thread.join()
+
+    def _send(self, message: _Submit | _Call) -> None:
+        if os.getpid() != self._pid:
+            raise WorkerLost("this engine was started in a parent process; make a new LLM after forking.")
+        with self._lock:
+            if self._closed:
+                raise RequestAborted("the engine is closed; make a new LLM.")
+            if self._death is not None:
+                raise WorkerLost(f"the engine's thread died ({self._death!r}); make a new LLM.") from self._death
+            self._inbox.put(message)
+
+    # -- on the engine's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._receive():
+                for emission in self._engine.step():
+                    self._deliver(emission)
+            self._end(RequestAborted("the engine was closed before this request was answered."))
+        except BaseException as error:
+            with self._lock:
+                self._death = error
+            self._end(WorkerLost(f"the engine's thread died ({error!r}); make a new LLM."))
+            raise
+
+    def _receive(self) -> bool:
+        """Take in what has come, waiting if there is nothing to do; false when closed."""
+        message = self._next(wait=not self._engine.has_work)
+        while message is not False:
+            if message is None:
+                return False
+            self._handle(message)  # type: ignore[arg-type]
+            message = self._next(wait=not self._engine.has_work)
+        return True
+
+    def _next(self, wait: bool) -> _Submit | _Abort | _Call | None | bool:
+        try:
+            return self._inbox.get(block=wait)
+        except queue.Empty:
+            return False
+
+    def _handle(self, message: _Submit | _Abort | _Call) -> None:
+        if isinstance(message, _Abort):
+            self._sinks.pop(message.id, None)
+            self._engine.abort(message.id)
+        elif isinstance(message, _Call):
+            message.reply.put(_outcome(message.run, self._engine))
+        else:
+            self._begin(message)
+
+    def _begin(self, message: _Submit) -> None:
+        self._sinks[message.task.id] = message.sink
+        try:
+            self._engine.add(message.task)
+        except HypicError as error:
+            self._deliver(Emission(message.task.id, error, is_last=True))
+
+    def _deliver(self, emission: Emission) -> None:
+        sink = self._sinks.pop(emission.id, None) if emission.is_last else self._sinks.get(emission.id)
+        if sink is not None:
+            sink(emission)
+
+    def _end(self, error: HypicError) -> None:
+        """Tell everyone who still waits."""
+        for id in list(self._sinks):
+            self._engine.abort(id)
+            self._deliver(Emission(id, error, is_last=True))
+        while True:
+            message = self._next(wait=False)
+            if message is False:
+                return
+            if isinstance(message, _Submit):
+                message.sink(Emission(message.task.id, error, is_last=True))
+            elif isinstance(message, _Call):
+                message.reply.put(error)
+
+
+def _outcome(run: Callable[[Engine], object], engine: Engine) -> object:
+    try:
+        return run(engine)
+    except HypicError as error:
+        return error

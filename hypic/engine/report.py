@@ -1,0 +1,41 @@
+"""What the cache saved for one request: counts from where tokens entered the model, reasons from admission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hypic.engine.plan import PlannedSegment
+from hypic.engine.pool import Pool
+from hypic.engine.request import Request
+from hypic.types import CacheReport, SegmentReport
+
+
+def cache_report(request: Request, pool: Pool, fingerprint: str, times_s: Mapping[str, float]) -> CacheReport:
+    """The report of a request that is still held."""
+    prompt = request.prompt
+    computed = request.computed + request.encoded
+    return CacheReport(
+        segments=tuple(_segment(request, planned, pool) for planned in prompt.segments),
+        prompt_tokens=len(prompt.ids),
+        computed_tokens=computed,
+        reused_tokens=max(0, len(prompt.ids) - request.computed - _newly_encoded(request)),
+        times_s=dict(times_s),
+        policy=prompt.policy,
+        fingerprint=fingerprint,
+    )
+
+
+def _newly_encoded(request: Request) -> int:
+    """Interior tokens of the prompt that were encoded for this request; a segment that stands twice counts once."""
+    keys = {p.key: len(p.ids) - request.prompt.policy.seam for p in request.prompt.segments if p.key is not None}
+    return sum(n for key, n in keys.items() if request.outcomes.get(key, ("hit", ""))[0] == "encoded")
+
+
+def _segment(request: Request, planned: PlannedSegment, pool: Pool) -> SegmentReport:
+    segment, num_tokens = planned.segment, len(planned.ids)
+    if planned.key is None:
+        return SegmentReport(segment.kind, segment.name, segment.source, "live", num_tokens, reason=planned.reason)
+    outcome, reason = request.outcomes.get(planned.key, ("hit", ""))
+    pages = pool.pages_for(num_tokens - request.prompt.policy.seam)
+    num_bytes = pages * pool.page_bytes + pool.layout.state_bytes + pool.layout.transition_bytes
+    return SegmentReport(segment.kind, segment.name, segment.source, outcome, num_tokens, num_bytes, "device", reason)

@@ -1,0 +1,208 @@
+"""One request and one segment being encoded, as the scheduler sees them: cursors into token runs, and what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hypic.engine.batch import Chain, FoldInto, InteriorLink, RowLink
+from hypic.engine.plan import Interior, Mark, Plan, Row
+from hypic.engine.segment import CachedSegment, Slots
+from hypic.types import Outcome
+
+
+@dataclass
+class Held:
+    """What a running request holds of the pool; ``slots`` are its token slots by position."""
+
+    slots: Slots
+    state_slot: int
+    pages: list[int]
+    entries: dict[bytes, CachedSegment]
+    snapshot: CachedSegment | None
+    num_own: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt being answered. ``done`` counts tokens, prompt and generated, whose effect is in the running state.
+
+    ``plan`` is the prompt's, or, for a request that started again, of the prompt and what it had generated.
+    """
+
+    id: str
+    prompt: Plan
+    max_tokens: int
+    generated: list[int] = field(default_factory=list)
+    done: int = 0
+    held: Held | None = None
+    initial_slot: int = 0
+    last_mark: int = 0
+    computed: int = 0
+    encoded: int = 0
+    outcomes: dict[bytes, tuple[Outcome, str]] = field(default_factory=dict)
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        self.plan = self.prompt
+
+    @property
+    def num_planned(self) -> int:
+        return len(self.plan.ids)
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.done >= self.num_planned
+
+    @property
+    def longest(self) -> int:
+        """Most tokens whose effect the request may ever keep."""
+        return len(self.prompt.ids) + self.max_tokens
+
+    def head(self, length: int) -> tuple[int, ...]:
+        """The first ``length`` tokens of prompt and answer."""
+        return (*self.prompt.ids, *self.generated)[:length]
+
+    def restart(self) -> None:
+        """Begin again, with what was generated as the end of the prompt."""
+        self.plan = self.prompt.continued(self.generated)
+        self.done = self.initial_slot = self.last_mark = 0
+        self.restarts += 1
+
+    def keys(self, start: int) -> dict[bytes, Interior]:
+        """The interiors that are needed from position ``start`` on, each key once."""
+        found: dict[bytes, Interior] = {}
+        for span in self.plan.spans:
+            key = self.plan.segments[span.number].key if isinstance(span, Interior) else None
+            if key is not None and span.start >= start:
+                found.setdefault(key, span)  # type: ignore[arg-type]
+        return found
+
+    def rows_from(self, start: int) -> int:
+        """Prompt tokens that are run from position ``start`` on."""
+        return sum(max(0, s.stop - max(s.start, start)) for s in self.plan.spans if isinstance(s, Row))
+
+    def entry(self, span: Interior) -> CachedSegment:
+        key = self.plan.segments[span.number].key
+        assert self.held is not None and key is not None, "only running requests read entries"
+        return self.held.entries[key]
+
+    def decode_chain(self, slot: int) -> Chain:
+        """One row of the last generated token."""
+        held, position = self._held(), self.done
+        held.slots[position] = slot
+        token = self.generated[position - len(self.prompt.ids)]
+        row = RowLink([token], position, held.slots[position : position + 1])
+        context = held.slots[: position + 1]
+        return self._chain([row], context, wants_logits=True)
+
+    def prefill_chain(
+        self, budget: int, is_ready: Callable[[CachedSegment], bool], snapshot_slot: Callable[[Mark], int | None]
+    ) -> tuple[Chain | None, int]:
+        """Links from ``done`` on, at most ``budget`` tokens of rows; the chain, and the position it reaches."""
+        links: list[RowLink | InteriorLink] = []
+        position, reached, num_rows = self.done, self.done, 0
+        for span in self.plan.spans:
+            if span.stop <= position:
+                continue
+            if isinstance(span, Interior):
+                if not is_ready(self.entry(span)):
+                    break
+                links.append(self._interior(span))
+                position = span.stop
+                continue
+            stop = min(span.stop, position + budget)
+            rows = self._rows(position, stop, snapshot_slot)
+            links += rows
+            budget, num_rows, position = budget - (stop - position), num_rows + len(rows), stop
+            reached = stop if rows else reached
+            if stop < span.stop:
+                break
+        if num_rows == 0:
+            return None, self.done
+        context = self._held().slots[:reached]
+        return self._chain(links, context, wants_logits=position >= self.num_planned), position
+
+    def _rows(self, start: int, stop: int, snapshot_slot: Callable[[Mark], int | None]) -> list[RowLink]:
+        rows, slots = [], self._held().slots
+        for mark in self.plan.marks:
+            if start < mark.position <= stop:
+                taken = snapshot_slot(mark)
+                if taken is not None:
+                    ids = self.plan.ids[start : mark.position]
+                    rows.append(RowLink(ids, start, slots[start : mark.position], taken))
+                    start = mark.position
+        if start < stop:
+            rows.append(RowLink(self.plan.ids[start:stop], start, slots[start:stop]))
+        return rows
+
+    def _interior(self, span: Interior) -> InteriorLink:
+        entry = self.entry(span)
+        assert entry.transition_slot is not None, "a snapshot is no interior"
+        return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
+
+    def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:
+        policy = self.plan.policy
+        return Chain(
+            links,
+            context,
+            self.initial_slot,
+            self._held().state_slot,
+            wants_logits,
+            self._key_positions(),
+            policy.compose,
+        )
+
+    def _key_positions(self) -> Slots | None:
+        """Local positions for cached keys, in the ablation that does not rotate them to where they stand."""
+        if self.plan.policy.rotate:
+            return None
+        positions = np.arange(len(self._held().slots))
+        for span in self.plan.spans:
+            if isinstance(span, Interior):
+                positions[span.start : span.stop] -= span.origin
+        return positions
+
+    def _held(self) -> Held:
+        assert self.held is not None, "the request is not running"
+        return self.held
+
+
+@dataclass(eq=False)
+class Encode:
+    """A segment being encoded alone: position 0, nothing before it, no other text in view.
+
+    ``slots`` are the token slots of the whole segment: the seam's are given back at the end, the interior's become the
+    entry's. ``waiters`` are the requests that need it.
+    """
+
+    entry: CachedSegment
+    seam: int
+    slots: Slots
+    seam_pages: list[int]
+    state_slot: int
+    waiters: dict[str, Request] = field(default_factory=dict)
+    done: int = 0
+
+    @property
+    def num_left(self) -> int:
+        return len(self.entry.ids) - self.done
+
+    def chain(self, budget: int) -> tuple[Chain, int]:
+        """Rows of at most ``budget`` tokens from ``done`` on, and the position they reach."""
+        stop = min(len(self.entry.ids), self.done + budget)
+        links = []
+        if self.done < self.seam:
+            links.append(self._row(self.done, min(stop, self.seam), None))
+        if stop > self.seam:
+            start = max(self.done, self.seam)
+            transition = self.entry.transition_slot
+            assert transition is not None, "a snapshot is never encoded"
+            links.append(self._row(start, stop, FoldInto(self.entry.state_slot, transition, start - self.seam)))
+        initial = self.state_slot if self.done else 0
+        return Chain(links, self.slots[:stop], initial, self.state_slot), stop
+
+    def _row(self, start: int, stop: int, fold: FoldInto | None) -> RowLink:
+        return RowLink(self.entry.ids[start:stop], start, self.slots[start:stop], None, fold)

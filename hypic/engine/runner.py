@@ -1,0 +1,135 @@
+"""One device: a model and its pool. A batch in, logits out; entries and states are written to the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hypic.config import EngineConfig
+from hypic.engine import models, weights
+from hypic.engine.batch import Batch, Chain
+from hypic.engine.models import Model
+from hypic.engine.pool import Pool
+from hypic.engine.segment import Identity
+from hypic.errors import CheckpointError, ConfigError
+
+SMALL_WEIGHTS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """``logits [R, vocab]`` of the chains that wanted them, in order; numbers of the chains that are not finite."""
+
+    logits: Tensor
+    broken: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """See the module's docstring."""
+
+    model: Model
+    pool: Pool
+    identity: Identity
+    max_context: int
+    weight_bytes: int
+
+    @torch.inference_mode()
+    def run(self, chains: Sequence[Chain]) -> StepResult:
+        """One forward over all chains of a step."""
+        batch = Batch.pack(chains, self.pool.layout.conv_width, self.pool.device)
+        hidden = self.model.forward(batch, self.pool)
+        logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
+        finite = hidden.isfinite().all(-1).cpu()
+        broken = [number for number, span in enumerate(batch.chain_tokens) if not bool(finite[span].all())]
+        return StepResult(logits, frozenset(broken))
+
+    @classmethod
+    def load(cls, folder: Path, config: EngineConfig) -> Runner:
+        """A checkpoint folder on its device.
+
+        Raises:
+            UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
+            ConfigError: the device or the memory budget cannot be right.
+        """
+        device = _device(config.device)
+        settings = weights.read_config(folder)
+        with torch.device("meta"):
+            model = models.build(settings)
+        dtype = _dtype(config.dtype, settings, model, device)
+        weights.materialise(model, device, dtype)
+        if config.load_format == "dummy":
+            fingerprint = weights.fill_dummy(model, config.seed, settings)
+        else:
+            fingerprint = weights.load(model, _as_model(model), folder, settings)
+        return cls._with_pool(_as_model(model), fingerprint, config, dtype, device)
+
+    @classmethod
+    def _with_pool(
+        cls, model: Model, fingerprint: str, config: EngineConfig, dtype: torch.dtype, device: torch.device
+    ) -> Runner:
+        layout, context = model.layout, min(config.max_context or model.max_context, model.max_context)
+        budget = config.memory_bytes(free_bytes(device))
+        context = context if config.max_context else _fitting_context(context, budget, layout.token_bytes)
+        pool = Pool(layout, budget, config.page_size, context, config.max_running, device)
+        identity = Identity(fingerprint, str(dtype))
+        return cls(model, pool, identity, context, _num_bytes(model))
+
+
+def _as_model(module: nn.Module) -> Model:
+    return module  # type: ignore[return-value]
+
+
+def _num_bytes(model: Model) -> int:
+    assert isinstance(model, nn.Module)
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _fitting_context(context: int, budget_bytes: int, token_bytes: int) -> int:
+    """The model's context, or what half of the memory can hold of it."""
+    return context if not token_bytes else max(256, min(context, budget_bytes // (2 * token_bytes)))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Free memory of a device, or of the machine for the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = _meminfo("MemAvailable")
+    return available if available is not None else 4 * 2**30
+
+
+def _meminfo(name: str) -> int | None:
+    path = Path("/proc/meminfo")
+    if not path.is_file():
+        return None
+    lines = (line.split() for line in path.read_text().splitlines())
+    return next((int(words[1]) * 1024 for words in lines if words[0] == f"{name}:"), None)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device is {name!r}; choose 'auto', 'cpu' or 'cuda'.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name!r} and torch sees no GPU; choose 'cpu' or install a CUDA build of torch.")
+    return device
+
+
+def _dtype(name: str, settings: dict[str, object], model: nn.Module, device: torch.device) -> torch.dtype:
+    """The configured type; by default the checkpoint's, and fp32 for small models on a CPU."""
+    if name == "auto":
+        num_weights = sum(parameter.numel() for parameter in model.parameters())
+        text = models.text_config(settings)
+        declared = str(text.get("dtype") or text.get("torch_dtype") or "float32").removeprefix("torch.")
+        name = "float32" if device.type == "cpu" and num_weights < SMALL_WEIGHTS else declared
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"config.json has dtype {name!r}, which torch does not know; pass dtype=.")
+    return dtype

@@ -1,0 +1,220 @@
+"""Logits to tokens: penalties, temperature, top-k, top-p, min-p, in transformers' order.
+
+Every request owns its random numbers, one uniform number a token, drawn on the CPU: what it gets for a
+seed depends neither on the batch it runs in nor on the device. All arithmetic is in fp32, or in
+fp64 when the logits are. Not here: stop strings (``detokenizer``) and end-of-text ids (``engine``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hypic.types import SamplingParams, TokenLogprob
+
+# Below it the likeliest token has all the weight, and dividing by it would only overflow.
+_GREEDY_BELOW = 1e-5
+_NEUTRAL = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """A chosen token. ``finite`` is false when the row held NaN or infinity, or nothing but ``-inf``: then no
+    token was chosen, and ``token_id`` is -1."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+    finite: bool = True
+
+
+class SamplingState:
+    """One request's sampling values, token ids so far and random numbers.
+
+    ``params`` has every value resolved: the request's, else the checkpoint's ``defaults``, else neutral.
+    ``seed`` is used when the request names none; without either the numbers differ in every run.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Sequence[int] = (),
+        *,
+        defaults: Mapping[str, float] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self.params = _resolved(params, defaults or {})
+        self.prompt_ids = tuple(prompt_ids)
+        self.generated_ids: list[int] = []
+        self._generator = torch.Generator()
+        chosen = self.params.seed if self.params.seed is not None else seed
+        if chosen is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(chosen)
+        self._seen: Tensor | None = None
+        self._counts: Tensor | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return _of(self.params.temperature) < _GREEDY_BELOW
+
+    def uniform(self) -> float:
+        """The next random number in [0, 1)."""
+        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
+
+    def append(self, token_id: int) -> None:
+        """Take note of a generated token."""
+        self.generated_ids.append(token_id)
+        if self._seen is not None:
+            self._seen[token_id] = True
+        if self._counts is not None:
+            self._counts[token_id] += 1
+
+    def seen(self, vocab_size: int, device: torch.device) -> Tensor:
+        """``[V]``, bool: which ids stand in the prompt or among the generated."""
+        if self._seen is None:
+            ids = torch.tensor([*self.prompt_ids, *self.generated_ids], dtype=torch.long, device=device)
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device).index_fill_(0, ids, True)
+        return self._seen
+
+    def counts(self, vocab_size: int, device: torch.device) -> Tensor:
+        """``[V]``, int64: how often each id was generated."""
+        if self._counts is None:
+            ids = torch.tensor(self.generated_ids, dtype=torch.long, device=device)
+            self._counts = torch.bincount(ids, minlength=vocab_size)
+        return self._counts
+
+
+class Sampler:
+    """Chooses one token for every row of a step."""
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+        """One token for each row of ``logits`` ``[R, V]``; it is appended to the row's state.
+
+        Log probabilities are the model's own: before penalties, temperature and filters.
+        """
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        scores = penalize(logits, states)
+        chosen = scores.argmax(-1)
+        drawn = [row for row, state in enumerate(states) if not state.is_greedy]
+        if drawn:
+            chosen[drawn] = self._draw(scores[drawn], [states[row] for row in drawn])
+        finite = logits.amax(-1).isfinite().tolist()
+        logprobs = self._logprobs(logits, chosen, states)
+        return [
+            self._settle(state, token_id, logprobs.get(row)) if finite[row] else SampledToken(-1, finite=False)
+            for row, (state, token_id) in enumerate(zip(states, chosen.tolist(), strict=True))
+        ]
+
+    def _draw(self, scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """``[R]``: ids by inverting the cumulative distribution, in fp64, at each state's next random number."""
+        weights = filter_scores(scores, [state.params for state in states]).softmax(-1).double()
+        cumulative = weights.cumsum(-1)
+        at = torch.tensor([[state.uniform()] for state in states], dtype=torch.float64, device=scores.device)
+        drawn = torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True)
+        # A product rounded up to the whole sum would land behind the last id that has any weight.
+        last = cumulative.argmax(-1, keepdim=True)
+        return torch.minimum(drawn, last).squeeze(-1)
+
+    def _logprobs(self, logits: Tensor, chosen: Tensor, states: Sequence[SamplingState]) -> Mapping[int, TokenLogprob]:
+        wanted = {row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None}
+        if not wanted:
+            return {}
+        rows = list(wanted)
+        logprobs = logits[rows].log_softmax(-1)
+        own = logprobs.gather(-1, chosen[rows].unsqueeze(-1)).squeeze(-1).tolist()
+        values, ids = logprobs.topk(min(max(wanted.values()), logits.shape[-1]), dim=-1)
+        tops = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+        return {
+            row: TokenLogprob(token_id, logprob, top[: wanted[row]])
+            for row, token_id, logprob, top in zip(rows, chosen[rows].tolist(), own, tops, strict=True)
+        }
+
+    @staticmethod
+    def _settle(state: SamplingState, token_id: int, logprob: TokenLogprob | None) -> SampledToken:
+        state.append(token_id)
+        return SampledToken(token_id, logprob)
+
+
+def penalize(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
+    """Scores ``[R, V]`` after repetition (prompt and generated), presence and frequency (generated) penalties.
+
+    Repetition divides a positive score and multiplies a negative one; presence is taken off once for an
+    id that was generated, frequency once for every time.
+    """
+    scores = logits
+    for row, state in enumerate(states):
+        repetition = _of(state.params.repetition_penalty)
+        presence, frequency = state.params.presence_penalty, state.params.frequency_penalty
+        if repetition == 1.0 and presence == frequency == 0.0:
+            continue
+        scores = logits.clone() if scores is logits else scores
+        values, size = scores[row], (logits.shape[-1], logits.device)
+        if repetition != 1.0:
+            penalized = torch.where(values < 0, values * repetition, values / repetition)
+            values.copy_(torch.where(state.seen(*size), penalized, values))
+        if presence or frequency:
+            counts = state.counts(*size)
+            values -= presence * (counts > 0) + frequency * counts
+    return scores
+
+
+def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Scores ``[R, V]`` over temperature, with ``-inf`` for ids that top-k, top-p and min-p leave out, in this order.
+
+    ``top_p`` keeps the fewest likeliest ids whose weights add up to it, ``min_p`` those of at least this share
+    of the likeliest one's weight. Ids that tie with the last one kept stay, so that no order among them matters.
+    """
+    values = [[_of(p.temperature), _of(p.top_p), _of(p.min_p)] for p in params]
+    columns = torch.tensor(values, dtype=torch.float64, device=scores.device)
+    temperature, top_p, min_p = columns[:, 0:1], columns[:, 1:2], columns[:, 2:3]
+    # The likeliest at zero: no temperature is small enough to overflow.
+    scores = (scores - scores.amax(-1, keepdim=True)) / temperature.to(scores.dtype)
+    scores = _top_k(scores, [int(_of(p.top_k)) for p in params])
+    if any(_of(p.top_p) < 1.0 for p in params):
+        scores = _top_p(scores, top_p)
+    return scores.masked_fill(scores < min_p.log(), -torch.inf)
+
+
+def _top_k(scores: Tensor, top_k: Sequence[int]) -> Tensor:
+    vocab_size = scores.shape[-1]
+    sizes = [k if 0 < k < vocab_size else vocab_size for k in top_k]
+    limited = [k for k in sizes if k < vocab_size]
+    if not limited:
+        return scores
+    values = scores.topk(max(limited), dim=-1).values
+    at = torch.tensor([[min(k, max(limited)) - 1] for k in sizes], device=scores.device)
+    unlimited = torch.tensor([[k == vocab_size] for k in sizes], device=scores.device)
+    lowest = values.gather(-1, at).masked_fill(unlimited, -torch.inf)
+    return scores.masked_fill(scores < lowest, -torch.inf)
+
+
+def _top_p(scores: Tensor, top_p: Tensor) -> Tensor:
+    # After top-k few ids are left, and only they need sorting.
+    num_left = max(1, int((scores > -torch.inf).sum(-1).max()))
+    ordered, ids = scores.topk(num_left, dim=-1)
+    # Weights over the whole row, whose width does not depend on the other rows.
+    weights = scores.double().softmax(-1).gather(-1, ids)
+    before = weights.cumsum(-1) - weights
+    # A top_p of 1 must leave a row alone even where rounding lets the sum reach 1 early.
+    dropped = (before >= top_p) & (top_p < 1.0)
+    dropped[:, 0] = False
+    lowest = ordered.masked_fill(dropped, torch.inf).amin(-1, keepdim=True)
+    return scores.masked_fill(scores < lowest, -torch.inf)
+
+
+def _resolved(params: SamplingParams, defaults: Mapping[str, float]) -> SamplingParams:
+    open_values: dict[str, Any] = {
+        name: defaults.get(name, neutral) for name, neutral in _NEUTRAL.items() if getattr(params, name) is None
+    }
+    return replace(params, **open_values)
+
+
+def _of(value: float | None) -> float:
+    assert value is not None, "sampling values are resolved when a SamplingState is made"
+    return value

@@ -1,0 +1,262 @@
+"""When what runs, and in what company: encodes, prefill in pieces, decode, preemption.
+
+A request is admitted whole or not at all, so requests that each hold a part cannot wait for each other. Two requests
+that need the same cold segment share one ``Encode``. Pages for generated tokens are taken as they come; when none is
+left, the youngest request starts again later and keeps what it has generated.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hypic.engine.admission import Admission
+from hypic.engine.batch import Chain
+from hypic.engine.plan import Mark
+from hypic.engine.pool import Need
+from hypic.engine.request import Encode, Held, Request
+from hypic.engine.segment import CachedSegment
+from hypic.errors import HypicError, StoreFull
+
+MIN_SNAPSHOT_TOKENS = 32
+MIN_PREFILL_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class EncodeRun:
+    """A segment's share of a step; ``reached`` tokens of it are done afterwards."""
+
+    job: Encode
+    chain: Chain
+    reached: int
+
+
+@dataclass(frozen=True)
+class RequestRun:
+    """A request's share of a step; position ``reached`` is done afterwards."""
+
+    request: Request
+    chain: Chain
+    reached: int
+
+
+@dataclass(frozen=True)
+class SnapshotTaken:
+    """A snapshot that becomes valid once the step has run."""
+
+    request: Request
+    mark: Mark
+    state_slot: int
+
+
+@dataclass
+class Work:
+    """One step. Encodes are packed first: what they write, later chains of the same step read."""
+
+    encodes: list[EncodeRun] = field(default_factory=list)
+    requests: list[RequestRun] = field(default_factory=list)
+    snapshots: list[SnapshotTaken] = field(default_factory=list)
+
+    @property
+    def chains(self) -> list[Chain]:
+        return [run.chain for run in (*self.encodes, *self.requests)]
+
+    def has(self, request: Request) -> bool:
+        return any(run.request is request for run in self.requests)
+
+
+class Scheduler:
+    """Waiting and running requests; see the module's docstring."""
+
+    def __init__(self, admission: Admission, max_running: int, max_step_tokens: int) -> None:
+        self.admission, self.pool, self.store = admission, admission.pool, admission.store
+        self.max_running, self.max_step_tokens = max_running, max_step_tokens
+        self.waiting: deque[Request] = deque()
+        self.running: dict[str, Request] = {}
+        self.failures: list[tuple[Request, HypicError]] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.failures)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            PromptTooLong, StoreFull: it could never run; nothing was stored.
+        """
+        self.admission.check(request)
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, whatever its stage, and give back all it holds."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self.running.pop(request.id, None)
+        self.admission.release(request)
+
+    def preempt(self, request: Request) -> None:
+        """Start a request again later."""
+        self.remove(request)
+        request.restart()
+        self.waiting.appendleft(request)
+
+    # -- one step ----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Work | None:
+        """What to run next, or ``None`` if nothing can."""
+        self._admit()
+        work = Work()
+        alone = next((r for r in self.running.values() if r.plan.policy.deterministic), None)
+        if alone is not None:
+            self._fill_alone(work, alone)
+        else:
+            self._fill(work)
+        return work if work.requests or work.encodes else None
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            if self.admission.place(request):
+                self.running[self.waiting.popleft().id] = request
+            elif self.running:
+                return
+            else:
+                self._fail(request, StoreFull("memory is held by pinned entries; unpin some or raise memory=."))
+
+    def _fill(self, work: Work) -> None:
+        """Decode first: it may preempt, and what it preempts is in no other part of the step yet."""
+        for request in [r for r in self.running.values() if r.is_decoding]:
+            if request.id in self.running:
+                self._decode(work, request)
+        budget = max(MIN_PREFILL_TOKENS, self.max_step_tokens - len(work.requests))
+        budget = self._encode(work, budget, self.admission.encoding.values())
+        for request in [r for r in self.running.values() if not r.is_decoding]:
+            if budget > 0:
+                budget -= self._prefill(work, request, budget)
+
+    def _fill_alone(self, work: Work, request: Request) -> None:
+        """A deterministic request shares no batch, and its segments are encoded one at a time."""
+        jobs = [job for job in self.admission.encoding.values() if request.id in job.waiters]
+        if jobs:
+            self._encode(work, self.max_step_tokens, jobs[:1])
+        elif request.is_decoding:
+            self._decode(work, request)
+        else:
+            self._prefill(work, request, self.max_step_tokens)
+
+    def _encode(self, work: Work, budget: int, jobs: Iterable[Encode]) -> int:
+        for job in jobs:
+            if budget <= 0:
+                break
+            chain, reached = job.chain(budget)
+            budget -= chain.num_tokens
+            work.encodes.append(EncodeRun(job, chain, reached))
+        return budget
+
+    def _prefill(self, work: Work, request: Request, budget: int) -> int:
+        """Tokens of the request's rows that this step runs."""
+        finishing = {run.job.entry.key for run in work.encodes if run.reached == len(run.job.entry.ids)}
+
+        def is_ready(entry: CachedSegment) -> bool:
+            return entry.key in finishing or entry.key not in self.admission.encoding
+
+        def snapshot_slot(mark: Mark) -> int | None:
+            return self._snapshot_slot(work, request, mark)
+
+        chain, reached = request.prefill_chain(budget, is_ready, snapshot_slot)
+        if chain is None:
+            return 0
+        work.requests.append(RequestRun(request, chain, reached))
+        return chain.num_tokens
+
+    def _snapshot_slot(self, work: Work, request: Request, mark: Mark) -> int | None:
+        """A state slot for a snapshot at ``mark``, if it is worth one and memory has one to spare."""
+        near = mark.position - request.last_mark < MIN_SNAPSHOT_TOKENS
+        if near or mark.digest in self.store or not self.store.make_room(Need(states=1)):
+            return None
+        request.last_mark = mark.position
+        taken = SnapshotTaken(request, mark, self.pool.take_state())
+        work.snapshots.append(taken)
+        return taken.state_slot
+
+    def _decode(self, work: Work, request: Request) -> None:
+        held = request.held
+        assert held is not None, "a decoding request holds a state"
+        if not self._has_page(work, request, held):
+            return
+        page, offset = divmod(held.num_own, self.pool.page_size)
+        held.num_own += 1
+        chain = request.decode_chain(held.pages[page] * self.pool.page_size + offset)
+        work.requests.append(RequestRun(request, chain, request.done + 1))
+
+    def _has_page(self, work: Work, request: Request, held: Held) -> bool:
+        """Room for one more token, at need from the youngest request that this step does not run yet."""
+        if held.num_own < len(held.pages) * self.pool.page_size:
+            return True
+        while not self.store.make_room(Need(pages=1)):
+            others = [r for r in self.running.values() if r is not request and not work.has(r)]
+            if not others and not work.requests:
+                self._fail(
+                    request, StoreFull("memory has no page left for the answer; raise memory= or lower max_tokens.")
+                )
+            if not others:
+                return False
+            self.preempt(others[-1])
+        held.pages += self.pool.take_pages(1)
+        return True
+
+    def _fail(self, request: Request, error: HypicError) -> None:
+        self.remove(request)
+        self.failures.append((request, error))
+
+    # -- after a step ------------------------------------------------------------------------------------------------
+
+    def settle(self, work: Work, broken: set[int]) -> None:
+        """Move cursors and store what was encoded; ``broken`` are numbers of chains with non-finite results."""
+        for number, encode in enumerate(work.encodes):
+            self._settle_encode(encode, number in broken)
+        failed = {run.request.id for n, run in enumerate(work.requests, len(work.encodes)) if n in broken}
+        for taken in work.snapshots:
+            self._settle_snapshot(taken, taken.request.id in failed)
+        for run in work.requests:
+            request = run.request
+            request.computed += 0 if request.is_decoding else run.chain.num_tokens
+            request.done, request.initial_slot = run.reached, run.chain.final_slot
+
+    def _settle_encode(self, run: EncodeRun, is_broken: bool) -> None:
+        next(iter(run.job.waiters.values())).encoded += run.chain.num_tokens
+        run.job.done = run.reached
+        if is_broken:
+            self.admission.broken(run.job)
+        elif run.reached == len(run.job.entry.ids):
+            self.admission.stored(run.job)
+
+    def _settle_snapshot(self, taken: SnapshotTaken, is_broken: bool) -> None:
+        if is_broken:
+            self.pool.drop_state(taken.state_slot)
+            return
+        mark = taken.mark
+        self.store.put(self.admission.snapshot(taken.request, mark.digest, mark.position, taken.state_slot))
+
+    def finish(self, request: Request) -> None:
+        """End a request that is answered; its running state becomes a snapshot for the next turn."""
+        held = request.held
+        assert held is not None, "a request finishes while it runs"
+        if request.done - request.last_mark >= MIN_SNAPSHOT_TOKENS and request.prompt.policy.reuse != "none":
+            digest = request.prompt.digest_after(request.head(request.done)[len(request.prompt.ids) :])
+            kept = self.admission.snapshot(request, digest, request.done, held.state_slot)
+            held.state_slot = 0
+            self.store.put(kept)
+        self.remove(request)
+
+    def abandon(self, work: Work) -> None:
+        """A step failed half-way: states are no longer sound, so all it ran starts again, with smaller steps."""
+        for taken in work.snapshots:
+            self.pool.drop_state(taken.state_slot)
+        hurt = {r.id: r for run in work.encodes for r in run.job.waiters.values()}
+        hurt.update({run.request.id: run.request for run in work.requests})
+        for request in hurt.values():
+            self.preempt(request)
+        self.max_step_tokens = max(MIN_PREFILL_TOKENS, self.max_step_tokens // 2)

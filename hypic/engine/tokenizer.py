@@ -1,0 +1,261 @@
+"""Text to token ids, segment by segment, through the checkpoint's own chat template; and ids to text.
+
+The template is rendered once with an opaque marker in place of each message's content and split at
+the markers. Only what the template itself wrote (the scaffolding) may hold control tokens; all else
+is data: control tokens spelled in it stay text. Every segment is encoded by itself, so its ids do not
+depend on its neighbours. Which text is a segment is decided in ``messages``, what is cached in
+``plan``, and streaming is ``detokenizer``'s.
+
+This is the only module of the engine that imports transformers, and it does so when a tokenizer is loaded.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from hypic.engine.messages import Part, Turn, flat_parts, split_turns
+from hypic.engine.plan import Piece
+from hypic.engine.rendering import Rendering
+from hypic.engine.vocabulary import any_of, data_tokenizer, eos_ids, generation_defaults, read_json
+from hypic.errors import CheckpointError, PromptError, UnsupportedModel
+from hypic.types import Prompt, PromptLike
+
+if TYPE_CHECKING:
+    import transformers
+
+# Four bytes an id: some 16 MiB of ids for each memory.
+REMEMBERED_IDS = 1 << 22
+_SLOW_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
+_RESERVED = (
+    *("conversation", "tools", "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
+    *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
+)
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint folder. Safe to use from several threads.
+
+    Attributes:
+        eos_ids: every id that ends a text, from ``generation_config.json``, ``config.json`` and the tokenizer.
+        special_ids: ids that ``decode`` leaves out.
+        byte_ids: ids of single bytes whose text depends on their neighbours (SentencePiece's byte fallback).
+        generation_defaults: sampling values of ``generation_config.json``; empty of filters when it asks for greedy.
+        vocab_size: one more than the highest id the tokenizer can give.
+
+    Raises:
+        CheckpointError: the folder or its ``tokenizer.json`` is missing or unreadable.
+        UnsupportedModel: there is a tokenizer, but not as ``tokenizer.json``.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._hf = _load(self.path)
+        self._control = self._hf.backend_tokenizer
+        self._control.no_padding()
+        self._control.no_truncation()
+        added = {i: token for i, token in self._hf.added_tokens_decoder.items() if token.content.strip()}
+        self._spellings = any_of([token.content for token in added.values()])
+        self._data = data_tokenizer(self._control.to_str(), frozenset(added))
+        self._opening = self._added_before_text()
+        self._scaffold_ids, self._data_ids, self._answers = _IdMemory(), _IdMemory(), _IdMemory()
+        self.special_ids = frozenset(i for i, token in self._hf.added_tokens_decoder.items() if token.special)
+        vocabulary = self._control.get_vocab(with_added_tokens=True)
+        self.byte_ids = frozenset(i for token, i in vocabulary.items() if re.fullmatch("<0x[0-9A-F]{2}>", token))
+        self.vocab_size = max(vocabulary.values()) + 1
+        generation, config = read_json(self.path / "generation_config.json"), read_json(self.path / "config.json")
+        self.eos_ids = eos_ids(generation, config, config.get("text_config"), {"eos_token_id": self._hf.eos_token_id})
+        self.generation_defaults = generation_defaults(generation)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be encoded; otherwise only ``Prompt(..., template=False)``."""
+        return self._hf.chat_template is not None
+
+    def encode(
+        self,
+        prompt: PromptLike,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[Piece]:
+        """A prompt's pieces in order: segments apart, adjacent live text joined between the points that end messages.
+
+        Raises:
+            PromptError: text that is not Unicode, a message that cannot be read, or a template that refuses it
+                or does not show each message's content once and in order.
+        """
+        if isinstance(prompt, Prompt) and not prompt.template:
+            return self.encode_completion_prompt(prompt)
+        turns = split_turns(prompt)
+        rendering = Rendering(self._spellings)
+        text = self._render(rendering, turns, tools, chat_template_kwargs or {}, add_generation_prompt)
+        pieces: list[Piece] = []
+        for shown in rendering.split(text, [bool(turn.parts) for turn in turns]):
+            if isinstance(shown, int):
+                pieces += self._content(turns[shown])
+            else:
+                text, is_data = shown
+                pieces.append(Piece(self._encode_data(text) if is_data else self._encode_scaffold(text)))
+        return _joined(pieces)
+
+    def encode_completion_prompt(self, prompt: Prompt) -> list[Piece]:
+        """A prompt's pieces without a template, behind what the tokenizer itself puts before a text (its BOS)."""
+        return _joined([Piece(self._opening), *self._pieces(flat_parts(prompt))])
+
+    def encode_text(self, text: str) -> list[int]:
+        """The ids of a text as data; control tokens spelled in it stay text.
+
+        Raises:
+            PromptError: not a ``str``, or one with lone surrogates.
+        """
+        return list(self._encode_data(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, without special tokens."""
+        return self._control.decode(list(ids), skip_special_tokens=True)
+
+    def remember(self, text: str, ids: Sequence[int]) -> None:
+        """Keep the ids of a generated text: they are used when it comes back as an assistant's message."""
+        kept = list(ids)
+        while kept and kept[-1] in self.eos_ids:
+            kept.pop()
+        if text and kept:
+            self._answers.put(text, kept)
+
+    def _render(
+        self,
+        rendering: Rendering,
+        turns: Sequence[Turn],
+        tools: Sequence[Mapping[str, Any]] | None,
+        kwargs: Mapping[str, Any],
+        add_generation_prompt: bool,
+    ) -> str:
+        import jinja2
+
+        if not self.has_chat_template:
+            raise PromptError(f"{self.path.name} has no chat template; pass Prompt(..., template=False).")
+        taken = [name for name in _RESERVED if name in kwargs]
+        if taken:
+            raise PromptError(f"chat_template_kwargs holds {taken[0]!r}; it is no template variable, leave it out.")
+        options = {"add_generation_prompt": add_generation_prompt, **rendering.inert(kwargs)}
+        try:
+            rendered = self._hf.apply_chat_template(
+                rendering.messages(turns), tools=rendering.inert(tools), tokenize=False, **options
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise PromptError(f"the chat template of {self.path.name} refuses these messages: {error}") from error
+        return str(rendered)
+
+    def _content(self, turn: Turn) -> list[Piece]:
+        known = None if turn.generated_text is None else self._answers.get(turn.generated_text)
+        return self._pieces(turn.parts) if known is None else [Piece(known, ends_message=True)]
+
+    def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
+        """One message's content; its last piece is marked as an end."""
+        last = len(parts) - 1
+        return [Piece(self._encode_data(p.text), p.segment, ends_message=n == last) for n, p in enumerate(parts)]
+
+    def _encode_data(self, text: str) -> tuple[int, ...]:
+        _check_text(text)
+        return self._data_ids.of(text, lambda: self._data.encode(text, add_special_tokens=False).ids)
+
+    def _encode_scaffold(self, text: str) -> tuple[int, ...]:
+        _check_text(text)
+        return self._scaffold_ids.of(text, lambda: self._control.encode(text, add_special_tokens=False).ids)
+
+    def _added_before_text(self) -> tuple[int, ...]:
+        """What the tokenizer adds before a text, if anything."""
+        plain = self._hf.encode("a", add_special_tokens=False)
+        whole = self._hf.encode("a", add_special_tokens=True)
+        starts = [n for n in range(len(whole)) if whole[n : n + len(plain)] == plain]
+        return tuple(whole[: starts[0]]) if starts else ()
+
+
+class _IdMemory:
+    """The ids of texts seen lately: bounded by their number, least recently used go first. Thread-safe."""
+
+    def __init__(self, max_ids: int = REMEMBERED_IDS) -> None:
+        self._max_ids, self._num_ids = max_ids, 0
+        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._lock = Lock()
+
+    def of(self, text: str, encode: Callable[[], list[int]]) -> tuple[int, ...]:
+        found = self.get(text)
+        if found is None:
+            found = tuple(encode())
+            self.put(text, found)
+        return found
+
+    def get(self, text: str) -> tuple[int, ...] | None:
+        with self._lock:
+            found = self._ids.get(text)
+            if found is None:
+                return None
+            self._ids.move_to_end(text)
+        return tuple(found)
+
+    def put(self, text: str, ids: Sequence[int]) -> None:
+        with self._lock:
+            self._num_ids += len(ids) - len(self._ids.pop(text, ()))
+            self._ids[text] = array("I", ids)
+            while self._num_ids > self._max_ids:
+                self._num_ids -= len(self._ids.popitem(last=False)[1])
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Marks the end of the leading live text and joins live neighbours that no end parts.
+
+    Raises:
+        PromptError: nothing is left.
+    """
+    filled = [piece for piece in pieces if piece.ids]
+    first = next((n for n, piece in enumerate(filled) if piece.segment is not None), 0)
+    joined: list[Piece] = []
+    for n, piece in enumerate(filled):
+        piece = Piece(piece.ids, piece.segment, piece.ends_message or n == first - 1)
+        if joined and joined[-1].segment is piece.segment is None and not joined[-1].ends_message:
+            piece = Piece(joined.pop().ids + piece.ids, None, piece.ends_message)
+        joined.append(piece)
+    if not joined:
+        raise PromptError("the prompt has no tokens; give it a segment or a tail.")
+    return joined
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise PromptError(f"a text is {type(text).__name__}, not str; decode it before passing it on.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = text[error.start]
+        raise PromptError(f"a text holds the lone surrogate {found!a}; decode it with errors='replace'.") from None
+
+
+def _load(path: Path) -> transformers.PreTrainedTokenizerFast:
+    if not path.is_dir():
+        raise CheckpointError(f"{str(path)!r} is no folder; give the path of a checkpoint in Hugging Face's format.")
+    if not (path / "tokenizer.json").is_file():
+        slow = [name for name in _SLOW_FILES if (path / name).is_file()]
+        if not slow:
+            raise CheckpointError(f"{str(path)!r} has no tokenizer.json; copy it from where the model came from.")
+        raise UnsupportedModel(
+            f"{str(path)!r} has its tokenizer as {slow[0]} only; load it with transformers' AutoTokenizer and "
+            "save_pretrained it, which writes the tokenizer.json that is needed."
+        )
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        # Not AutoTokenizer: its classes rebuild parts by model type, and tokenizer.json is what was trained with.
+        loaded: transformers.PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            path, local_files_only=True
+        )
+    except Exception as error:  # the Rust side raises plain Exception for a file that it cannot parse
+        raise CheckpointError(f"the tokenizer in {str(path)!r} cannot be read: {error}") from error
+    return loaded

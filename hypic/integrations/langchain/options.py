@@ -1,0 +1,205 @@
+"""The settings that ``ChatHypic`` and ``HypicLLM`` have in common, and what one call may change.
+
+Every call option is a field: a call with keywords is a call on a copy with those fields changed, so
+that LangChain's cache keys, which are made from fields, always see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, Self
+
+from langchain_core.exceptions import ModelInvalidRequestError, ModelNotFoundError
+from pydantic import BaseModel, Field, PrivateAttr, SecretStr, model_validator
+
+from hypic.integrations.langchain.engine import (
+    Call,
+    Lease,
+    count_tokens_with,
+    fingerprint_of,
+    langchain_errors,
+    model_name_of,
+    registry_of,
+    tokenize_with,
+)
+from hypic.integrations.langchain.messages import KnownTexts
+from hypic.types import Policy, SamplingParams, TextEngine
+
+POLICY = tuple(f.name for f in fields(Policy))
+SAMPLING = tuple(f.name for f in fields(SamplingParams))
+CALL_OPTIONS = (*SAMPLING, "model", "policy", "namespace", "split_flat", "chat_template_kwargs", "timeout")
+_TOOL_OPTIONS = ("tools", "tool_choice", "functions", "function_call", "response_format", "parallel_tool_calls")
+# Hints of other providers and of LangChain itself that change nothing here.
+_IGNORED = ("stream", "cache_control", "prompt_cache_key", "prompt_cache_options", "ls_structured_output_format")
+NO_TOOLS = (
+    "hypic's LangChain models take no tools and no response_format in this version, and never drop them silently; "
+    "put the instructions into the prompt and parse the text."
+)
+
+
+class EngineOptions(BaseModel):
+    """Which engine, which policy, how tokens are chosen. Making one loads nothing."""
+
+    model: str | None = None
+    """Checkpoint folder or name; ``None`` is the bundled model. ``model_name`` is read and taken too."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Engine settings such as ``device`` or ``memory``, passed on to ``hypic.LLM``."""
+    engine: Any = Field(default=None, exclude=True, repr=False)
+    """An engine to use as it is; otherwise one per model and settings is shared in this process."""
+    policy: Policy | None = None
+    """What may be reused; ``None`` leaves it to the engine."""
+    namespace: str | None = None
+    """Cached segments and known texts are not shared across namespaces."""
+    split_flat: bool = True
+    """Find known segment texts again in flat text (only where the policy reuses segments)."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Passed to the chat template, e.g. ``{"enable_thinking": False}``."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    logprobs: int | None = None
+    ignore_eos: bool | None = None
+
+    streaming: bool = False
+    """Call token callbacks during ``invoke`` too."""
+    timeout: float | None = None
+    """Seconds for a whole call."""
+    max_retries: int | None = None
+    """Taken so that code can switch providers; an engine in this process has nothing to retry."""
+    api_key: SecretStr | None = Field(default=None, exclude=True)
+    """Taken so that code can switch providers; an engine in this process asks for none."""
+
+    _leases: dict[str, Lease] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_options(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if "model_name" in values and "model_name" not in cls.model_fields:
+            values = {"model": values["model_name"], **{k: v for k, v in values.items() if k != "model_name"}}
+        known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values()}
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ValueError(f"unknown option {unknown[0]!r}; engine settings such as device go in settings={{...}}.")
+        return values
+
+    @model_validator(mode="after")
+    def _check_hypic_options(self) -> Self:
+        if self.engine is not None and not isinstance(self.engine, TextEngine):
+            raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
+        self._sampling(None)
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The model as reports name it: the engine's own name where an engine was given."""
+        return self.model or "hypic" if self.engine is None else model_name_of(self.engine, self.model)
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """All that an answer depends on beside the prompt: the key of LangChain's caches."""
+        policy = None if self.policy is None else asdict(self.policy)
+        named = {"model_name": self.model_name, "policy": policy}
+        if self.engine is not None:
+            named["fingerprint"] = fingerprint_of(self.engine)
+        names = (*SAMPLING, "settings", "namespace", "split_flat", "chat_template_kwargs")
+        return {**{name: getattr(self, name) for name in names}, **named}
+
+    def get_engine(self) -> TextEngine:
+        """The engine, started on first use.
+
+        Raises:
+            ModelNotFoundError: the model cannot be loaded.
+        """
+        if self.engine is not None:
+            given: TextEngine = self.engine
+            return given
+        key = repr((self.model, sorted(self.settings.items())))
+        if key not in self._leases:
+            with langchain_errors():
+                self._leases[key] = Lease(self.model, self.settings)
+        return self._leases[key].engine
+
+    def close(self) -> None:
+        """Gives this model's share of the engine back; the next call takes one anew. Copies share it."""
+        while self._leases:
+            self._leases.popitem()[1].close()
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of ``text`` by itself, as segments are encoded."""
+        custom = getattr(self, "custom_get_token_ids", None)
+        return list(custom(text)) if custom is not None else tokenize_with(self.get_engine(), text)
+
+    def get_num_tokens(self, text: str) -> int:
+        """Number of tokens of ``text`` by itself."""
+        custom = getattr(self, "custom_get_token_ids", None)
+        return len(custom(text)) if custom is not None else count_tokens_with(self.get_engine(), text)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # An engine is a resource, not a value: copies share it.
+        return super().__deepcopy__({**(memo or {}), id(self.engine): self.engine})
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_leases": {}}}
+
+    def _bound(self, options: Mapping[str, Any]) -> Self:
+        """A copy with a call's keywords as its fields; ``self`` when there are none.
+
+        Raises:
+            NotImplementedError: tools or a response format are asked for.
+            ModelInvalidRequestError: a keyword is unknown.
+        """
+        if any(options.get(name) for name in _TOOL_OPTIONS):
+            raise NotImplementedError(NO_TOOLS)
+        flat = {k: v for k, v in options.items() if k not in (*_TOOL_OPTIONS, *_IGNORED, "hypic")}
+        hints = dict(options.get("hypic") or {})
+        changes = {name: hints.pop(name) for name in list(hints) if name in POLICY}
+        update = {**flat, **hints}
+        unknown = [name for name in update if name not in CALL_OPTIONS]
+        if unknown:
+            raise ModelInvalidRequestError(f"unknown call option {unknown[0]!r}; known are {', '.join(CALL_OPTIONS)}.")
+        self._refuse_other_model(update.get("model"))
+        if changes:
+            with langchain_errors():
+                update["policy"] = (update.get("policy") or self._policy()).with_(**changes)
+        return self.model_copy(update=update) if update else self
+
+    def _refuse_other_model(self, model: str | None) -> None:
+        if self.engine is not None and model not in (None, self.model, self.model_name):
+            raise ModelNotFoundError(
+                f"model is {model!r} but the given engine serves {self.model_name!r}; leave out engine= or model=."
+            )
+
+    def _call(self, stop: list[str] | None) -> Call:
+        engine = self.get_engine()
+        with langchain_errors():
+            sampling = self._sampling(stop)
+        name = model_name_of(engine, self.model)
+        return Call(engine, name, sampling, self.policy, self.chat_template_kwargs, self.timeout)
+
+    def _known_texts(self, engine: TextEngine) -> KnownTexts:
+        split = self.split_flat and self._policy().reuse == "segments"
+        return KnownTexts(registry_of(engine), self.namespace, split)
+
+    def _policy(self) -> Policy:
+        """The policy in force: the model's own, else what its engine settings say."""
+        if self.policy is not None:
+            return self.policy
+        policy: Policy = self.settings.get("policy", Policy())
+        return policy.with_(**{name: self.settings[name] for name in POLICY if name in self.settings})
+
+    def _sampling(self, stop: list[str] | None) -> SamplingParams:
+        values = {name: getattr(self, name) for name in SAMPLING}
+        values["stop"] = self.stop if stop is None else stop
+        return SamplingParams(**{name: value for name, value in values.items() if value is not None})

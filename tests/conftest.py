@@ -1,0 +1,36 @@
+"""What holds for every test: one thread, one seed, no hub, and no GPU test without a GPU."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch  # after the environment: Hugging Face packages read it when they are imported
+
+if not torch.cuda.is_available():
+    # Triton reads it when it is first imported; kernels then run as Python on CPU tensors.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same random numbers whatever ran before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)

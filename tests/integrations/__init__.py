@@ -1,0 +1,1 @@
+"""Framework integrations, tested on a scripted engine."""

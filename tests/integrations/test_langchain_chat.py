@@ -1,0 +1,419 @@
+"""ChatHypic on a scripted engine: every call path, segments unmerged, text exact, nothing left open."""
+
+import asyncio
+import copy
+import pickle
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
+from langchain_core.exceptions import (
+    ContextOverflowError,
+    ModelAPIError,
+    ModelError,
+    ModelInvalidRequestError,
+    ModelNotFoundError,
+    ModelTimeoutError,
+)
+from langchain_core.load import dumps
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import ConfigurableField
+from langchain_core.tools import tool
+
+from hypic.errors import ConfigError, NonFiniteOutput, PromptError, PromptTooLong, StoreFull, UnsupportedModel, WorkerLost
+from hypic.integrations.langchain import ChatHypic, SegmentedStr, SegmentPromptValue, segment
+from hypic.types import Policy, Prompt, Segment
+from tests.integrations.scripted import ScriptedEngine, bodies, said, segments
+
+PAGES = ["The Alpha mill was built in 1871 on the Lenne.", "The Beta bridge was opened in 1902, with two tracks."]
+MESSAGES = [
+    SystemMessage("Answer from the passages."),
+    HumanMessage([segment(PAGES[0], name="a", source="a.md"), segment(PAGES[1], name="b"), {"type": "text", "text": "When?"}]),
+]
+QUESTION = "It was built in 1871."
+
+
+@pytest.fixture
+def engine() -> ScriptedEngine:
+    return ScriptedEngine()
+
+
+def chat_on(engine: ScriptedEngine, **options: Any) -> ChatHypic:
+    return ChatHypic(engine=engine, **options)
+
+
+def run(awaitable: Any) -> Any:
+    return asyncio.run(awaitable)
+
+
+async def collect(stream: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in stream]
+
+
+def whole(chunks: list[Any]) -> Any:
+    return sum(chunks[1:], chunks[0])
+
+
+Ask = Callable[[Any, Any], Any]
+PATHS: dict[str, Ask] = {
+    "invoke": lambda m, x: m.invoke(x),
+    "ainvoke": lambda m, x: run(m.ainvoke(x)),
+    "stream": lambda m, x: whole(list(m.stream(x))),
+    "astream": lambda m, x: whole(run(collect(m.astream(x)))),
+    "batch": lambda m, x: m.batch([x])[0],
+    "abatch": lambda m, x: run(m.abatch([x]))[0],
+    "retry": lambda m, x: m.with_retry(stop_after_attempt=2).invoke(x),
+    "fallback": lambda m, x: ChatHypic(engine=ScriptedEngine(error=WorkerLost("gone"))).with_fallbacks([m]).invoke(x),
+    "bind": lambda m, x: m.bind(max_tokens=7).invoke(x),
+    "config": lambda m, x: m.with_config(tags=["t"]).invoke(x),
+    "prompt": lambda m, x: (ChatPromptTemplate([MessagesPlaceholder("m")]) | m).invoke({"m": x}),
+    "prompt_stream": lambda m, x: whole(list((ChatPromptTemplate([MessagesPlaceholder("m")]) | m).stream({"m": x}))),
+    "generate": lambda m, x: m.generate([x]).generations[0][0].message,
+    "agenerate": lambda m, x: run(m.agenerate([x])).generations[0][0].message,
+    "streaming": lambda m, x: m.model_copy(update={"streaming": True}).invoke(x),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_segments_arrive_unmerged_on_every_path(path: str, engine: ScriptedEngine) -> None:
+    answer = PATHS[path](chat_on(engine), MESSAGES)
+    assert answer.content == "It was built in 1871."
+    (asked,) = engine.asked
+    assert segments(asked.prompt) == [Segment(PAGES[0], name="a", source="a.md"), Segment(PAGES[1], name="b")]
+    assert said(asked.prompt) == [("system", "Answer from the passages."), ("user", "\n\n".join([*PAGES, "When?"]))]
+    assert asked.tools is None
+    assert (engine.num_open, engine.num_finished) == (0, 1)
+
+
+@pytest.mark.parametrize("path", ["invoke", "ainvoke", "stream", "astream", "batch", "streaming"])
+def test_usage_and_report_come_back(path: str, engine: ScriptedEngine) -> None:
+    answer = PATHS[path](chat_on(engine), MESSAGES)
+    assert answer.usage_metadata == {
+        "input_tokens": 100,
+        "output_tokens": 5,
+        "total_tokens": 105,
+        "input_token_details": {"cache_read": 60, "cache_creation": 30},
+    }
+    metadata = answer.response_metadata
+    assert (metadata["model_name"], metadata["model_provider"]) == ("scripted", "hypic")
+    assert metadata["finish_reason"] == "stop"
+    report = metadata["hypic"]
+    assert (report["mode"], report["computed_tokens"], report["reused_tokens"]) == ("segments", 40, 60)
+    assert [(s["name"], s["outcome"]) for s in report["segments"]] == [("a", "hit"), ("b", "hit")]
+    assert report["notes"] == ["scripted"]
+    assert len(metadata["logprobs"]["content"]) == 5
+
+
+def test_streams_are_true_and_end_with_one_last_chunk(engine: ScriptedEngine) -> None:
+    stream = chat_on(engine).stream(MESSAGES)
+    assert next(stream).content == "It"
+    assert engine.num_open == 1
+    chunks = list(stream)
+    assert [c.content for c in chunks] == [" was", " built", " in", " 1871.", ""]
+    assert [c.chunk_position for c in chunks] == [None] * 4 + ["last"]
+    assert sum(c.usage_metadata is not None for c in chunks) == 1
+
+
+def test_reasoning_stands_beside_the_text() -> None:
+    chat = chat_on(ScriptedEngine(reasoning="Look at the first passage."))
+    for answer in (chat.invoke("When?"), whole(list(chat.stream("When?")))):
+        assert answer.content == "It was built in 1871."
+        assert answer.additional_kwargs["reasoning_content"] == "Look at the first passage."
+        assert [b["type"] for b in answer.content_blocks] == ["reasoning", "text"]
+    engine = ScriptedEngine()
+    chat_on(engine).invoke([HumanMessage("When?"), answer, HumanMessage("And?")])
+    assert engine.last.prompt[1]["reasoning_content"] == "Look at the first passage."  # type: ignore[call-overload,index]
+
+
+def test_a_broken_off_stream_is_closed(engine: ScriptedEngine) -> None:
+    stream = chat_on(engine).stream(MESSAGES)
+    next(stream)
+    stream.close()
+    assert (engine.num_open, engine.num_closed, engine.num_finished) == (0, 1, 0)
+
+
+def test_a_broken_off_async_stream_is_closed(engine: ScriptedEngine) -> None:
+    async def first_only() -> None:
+        stream = chat_on(engine).astream(MESSAGES)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        await asyncio.sleep(0.01)
+
+    run(first_only())
+    assert (engine.num_open, engine.num_closed, engine.num_finished) == (0, 1, 0)
+
+
+@pytest.mark.parametrize("how", ["ainvoke", "astream", "abatch"])
+def test_a_cancelled_task_aborts_the_request(how: str) -> None:
+    engine = ScriptedEngine(wait_s=30)
+
+    async def cancel() -> None:
+        chat = chat_on(engine)
+        inputs: Any = [MESSAGES, MESSAGES] if how == "abatch" else MESSAGES
+        asked = collect(chat.astream(inputs)) if how == "astream" else getattr(chat, how)(inputs)
+        task = asyncio.ensure_future(asked)
+        while engine.num_open < (2 if how == "abatch" else 1):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.01)
+        assert engine.num_open == 0
+
+    run(cancel())
+    assert engine.num_finished == 0
+
+
+def test_async_runs_on_the_loop_and_many_at_once() -> None:
+    engine = ScriptedEngine(wait_s=0.02)
+
+    async def at_once() -> None:
+        chat = chat_on(engine)
+        tasks = [asyncio.ensure_future(chat.ainvoke("When?")) for _ in range(20)]
+        while engine.num_open < 20:
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+
+    run(at_once())
+    assert (engine.num_open, engine.num_finished) == (0, 20)
+
+
+def test_batch_keeps_order_over_threads(engine: ScriptedEngine) -> None:
+    answers = chat_on(engine).batch([f"Question {n}?" for n in range(30)])
+    assert len(answers) == engine.num_finished == 30
+    assert sorted(said(a.prompt)[0][1] for a in engine.asked) == sorted(f"Question {n}?" for n in range(30))
+
+
+def test_astream_events_carry_the_tokens(engine: ScriptedEngine) -> None:
+    async def texts() -> list[str]:
+        chain = ChatPromptTemplate([MessagesPlaceholder("m")]) | chat_on(engine)
+        events = chain.astream_events({"m": MESSAGES}, version="v2")
+        return [e["data"]["chunk"].content async for e in events if e["event"] == "on_chat_model_stream"]
+
+    assert "".join(run(texts())) == "It was built in 1871."
+    assert bodies(engine.last.prompt) == PAGES
+
+
+def test_callbacks_see_tokens_and_usage(engine: ScriptedEngine) -> None:
+    class Tokens(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.tokens: list[str] = []
+
+        def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
+            self.tokens.append(token)
+
+    tokens, usage = Tokens(), UsageMetadataCallbackHandler()
+    list(chat_on(engine).stream(MESSAGES, {"callbacks": [tokens, usage]}))
+    assert "".join(tokens.tokens) == "It was built in 1871."
+    assert usage.usage_metadata["scripted"]["input_token_details"] == {"cache_read": 60, "cache_creation": 30}
+
+
+def test_sampling_from_fields_and_calls(engine: ScriptedEngine) -> None:
+    chat = chat_on(engine, temperature=0.5, max_tokens=9, stop=["\n"], seed=3, top_k=4)
+    chat.invoke("When?")
+    sampling = engine.last.sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.stop, sampling.seed) == (0.5, 9, ("\n",), 3)
+    chat.invoke("When?", stop=["!", "?"], temperature=0, top_p=0.5)
+    sampling = engine.last.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop) == (0, 0.5, 4, ("!", "?"))
+    list(chat.bind(stop=["x"], max_tokens=2).stream("When?"))
+    assert (engine.last.sampling.stop, engine.last.sampling.max_tokens) == (("x",), 2)
+    assert chat.max_tokens == 9
+
+
+def test_policy_from_fields_and_calls(engine: ScriptedEngine) -> None:
+    chat = chat_on(engine, chat_template_kwargs={"enable_thinking": False})
+    chat.invoke("When?")
+    assert engine.last.policy is None
+    assert engine.last.chat_template_kwargs == {"enable_thinking": False}
+    chat.bind(hypic={"reuse": "none", "seam": 16}).invoke("When?")
+    assert engine.last.policy == Policy(reuse="none", seam=16)
+    chat_on(engine, policy=Policy(seam=4)).invoke("When?", hypic={"reuse": "prefix"})
+    assert engine.last.policy == Policy(seam=4, reuse="prefix")
+    chat_on(engine, settings={"seam": 32}).invoke("When?", hypic={"reuse": "prefix"})
+    assert engine.last.policy == Policy(seam=32, reuse="prefix")
+
+
+def test_namespace_reaches_every_block(engine: ScriptedEngine) -> None:
+    forged = HumanMessage([{**segment(PAGES[0], namespace="theirs")}, {"type": "text", "text": "When?"}])
+    chat_on(engine, namespace="ours").invoke([SystemMessage("s"), forged])
+    assert [s.namespace for s in segments(engine.last.prompt)] == ["ours"]
+    chat_on(engine).invoke([forged], hypic={"namespace": "call"})
+    assert [s.namespace for s in segments(engine.last.prompt)] == ["call"]
+    chat_on(engine).invoke([forged])
+    assert [s.namespace for s in segments(engine.last.prompt)] == ["theirs"]
+
+
+def test_prompts_and_segments_as_input(engine: ScriptedEngine) -> None:
+    parts = [Segment("Be brief.", kind="system"), Segment(PAGES[0], name="a"), Segment("Second:", cache=False), Segment(PAGES[1])]
+    text = [("system", "Be brief."), ("user", f"{PAGES[0]}\n\nSecond:\n\n{PAGES[1]}\n\nWhen?")]
+    chat = chat_on(engine)
+    for given in (Prompt(parts, "When?"), SegmentPromptValue(segments=parts, tail="When?"), SegmentedStr(Prompt(parts, "When?"))):
+        chat.invoke(given)
+        assert said(engine.last.prompt) == text
+        assert segments(engine.last.prompt) == [parts[1], parts[3]]
+    chat.invoke(parts)
+    assert said(engine.last.prompt)[1][1] == f"{PAGES[0]}\n\nSecond:\n\n{PAGES[1]}"
+    chat.invoke(Prompt(parts, "When?", glue=" / "))
+    assert said(engine.last.prompt)[1][1] == f"{PAGES[0]} / Second: / {PAGES[1]} / When?"
+    assert bodies(engine.last.prompt) == PAGES
+    with pytest.raises(ModelInvalidRequestError, match="template=False"):
+        chat.invoke(Prompt(parts, "When?", template=False))
+
+
+def test_errors_in_langchain_words() -> None:
+    expected: list[tuple[Exception, type[Exception]]] = [
+        (PromptTooLong("5000 tokens, 4096 fit"), ContextOverflowError),
+        (StoreFull("too big"), ContextOverflowError),
+        (PromptError("no template"), ModelInvalidRequestError),
+        (ConfigError("seed is 'x'"), ModelInvalidRequestError),
+        (UnsupportedModel("gpt2"), ModelNotFoundError),
+        (WorkerLost("gone"), ModelAPIError),
+        (NonFiniteOutput("nan"), ModelError),
+    ]
+    for ours, theirs in expected:
+        engine = ScriptedEngine(error=ours)
+        for path in ("invoke", "ainvoke", "stream", "astream"):
+            with pytest.raises(theirs, match=str(ours)) as caught:
+                PATHS[path](chat_on(engine), MESSAGES)
+            assert caught.value.__cause__ is ours
+        assert engine.num_open == 0
+
+
+def test_wrong_options_fail_before_anything_is_computed(engine: ScriptedEngine) -> None:
+    chat = chat_on(engine)
+    with pytest.raises(ModelInvalidRequestError, match="temperature is -1"):
+        chat.invoke("When?", temperature=-1)
+    with pytest.raises(ModelInvalidRequestError, match="'temprature'"):
+        chat.invoke("When?", temprature=1)
+    with pytest.raises(ModelInvalidRequestError, match="'sharing'"):
+        chat.invoke("When?", hypic={"sharing": 1})
+    with pytest.raises(ModelInvalidRequestError, match="reuse is 'all'"):
+        chat.invoke("When?", hypic={"reuse": "all"})
+    with pytest.raises(ModelNotFoundError, match="'scripted'"):
+        chat.invoke("When?", model="other")
+    for options, message in [({"temperature": -1}, "temperature is -1"), ({"memroy": 1}, "'memroy'"), ({"engine": 3}, "stream")]:
+        with pytest.raises(ValueError, match=message):
+            ChatHypic(**options)
+    assert not engine.asked
+
+
+def test_blocks_that_are_not_text_are_refused(engine: ScriptedEngine) -> None:
+    image = {"type": "image", "url": "https://example.org/a.png"}
+    with pytest.raises(ModelInvalidRequestError, match="'image'"):
+        chat_on(engine).invoke([HumanMessage([image])])
+    with pytest.raises(ModelInvalidRequestError, match="empty"):
+        chat_on(engine).invoke([])
+    assert not engine.asked
+
+
+def test_tools_are_refused_never_dropped(engine: ScriptedEngine) -> None:
+    @tool
+    def add(a: int, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    chat = chat_on(engine)
+    refused: list[Callable[[], Any]] = [
+        lambda: chat.bind_tools([add]),
+        lambda: chat.with_structured_output({"title": "T", "type": "object", "properties": {}}),
+        lambda: chat.invoke("When?", tools=[{"type": "function"}]),
+        lambda: list(chat.stream("When?", response_format={"type": "json_object"})),
+        lambda: run(chat.ainvoke("When?", tool_choice="any")),
+        lambda: chat.get_num_tokens_from_messages([HumanMessage("x")], tools=[add]),
+    ]
+    for call in refused:
+        with pytest.raises(NotImplementedError, match="never drop"):
+            call()
+    assert not engine.asked
+    chat.invoke("When?", tools=[], tool_choice=None)
+
+
+def test_llm_cache_keys_hold_everything(engine: ScriptedEngine) -> None:
+    cache = InMemoryCache()
+    chat = chat_on(engine, cache=cache)
+    assert chat.invoke(MESSAGES).content == chat.invoke(MESSAGES).content
+    assert len(engine.asked) == 1
+    chat.invoke(MESSAGES, hypic={"reuse": "none"})
+    chat.invoke(MESSAGES, temperature=1)
+    others = [{"policy": Policy(reuse="prefix")}, {"namespace": "n"}, {"split_flat": False}, {"seed": 1}, {"settings": {"dtype": "float64"}}]
+    for options in others:
+        chat_on(engine, cache=cache, **options).invoke(MESSAGES)
+    chat.invoke([MESSAGES[0], HumanMessage(MESSAGES[1].text)])
+    assert len(engine.asked) == 4 + len(others)
+
+
+def test_token_counts_are_the_engines(engine: ScriptedEngine) -> None:
+    chat = chat_on(engine)
+    assert chat.get_token_ids("one three") == [3, 5]
+    assert chat.get_num_tokens("one two three") == 3
+    assert chat.get_num_tokens_from_messages(MESSAGES) == 4 + 9 + 9 + 1 + 2 * 6
+    assert ChatHypic(engine=engine, custom_get_token_ids=lambda text: [1, 2]).get_num_tokens("x") == 2
+
+
+def test_an_engine_with_nothing_but_streams() -> None:
+    class Bare:
+        def stream(self, prompt: Any, sampling: Any = None, **options: Any) -> Iterator[Any]:
+            return ScriptedEngine().stream(prompt, sampling, **options)
+
+        def astream(self, prompt: Any, sampling: Any = None, **options: Any) -> AsyncIterator[Any]:
+            return ScriptedEngine().astream(prompt, sampling, **options)
+
+    chat = ChatHypic(engine=Bare(), model="bare")
+    assert chat.invoke(MESSAGES).response_metadata["model_name"] == "bare"
+    assert ChatHypic(engine=Bare()).invoke("x").response_metadata["model_name"] == "hypic"
+    assert run(chat.ainvoke(MESSAGES)).content == "It was built in 1871."
+    with pytest.raises(NotImplementedError, match="tokenize"):
+        chat.get_num_tokens("x")
+
+
+def test_timeouts(engine: ScriptedEngine) -> None:
+    slow = ScriptedEngine(wait_s=5)
+    with pytest.raises(ModelTimeoutError, match=r"0\.05"):
+        run(chat_on(slow, timeout=0.05).ainvoke("When?"))
+    with pytest.raises(ModelTimeoutError):
+        chat_on(engine, timeout=0).invoke("When?")
+    assert slow.num_open == engine.num_open == 0
+    assert chat_on(ScriptedEngine(), timeout=60).invoke("When?").content
+
+
+def test_copies_share_the_engine(engine: ScriptedEngine) -> None:
+    chat = chat_on(engine)
+    assert copy.deepcopy(chat).engine is copy.copy(chat).engine is engine
+    chosen = chat.configurable_fields(max_tokens=ConfigurableField(id="n"))
+    chosen.invoke("When?", {"configurable": {"n": 3}})
+    assert engine.last.sampling.max_tokens == 3
+
+
+def test_pickle_and_dumps() -> None:
+    chat = ChatHypic(model="some/model", temperature=0.5, policy=Policy(seam=4), settings={"device": "cpu"})
+    again = pickle.loads(pickle.dumps(chat))
+    assert again == chat
+    assert again._identifying_params == chat._identifying_params
+    assert "not_implemented" in dumps(chat)
+    assert "ChatHypic" in dumps(chat_on(ScriptedEngine(answer="secret"))) and "secret" not in dumps(chat_on(ScriptedEngine()))
+
+
+def test_profile_and_tracing_names(engine: ScriptedEngine) -> None:
+    chat = chat_on(engine, stop=["x"])
+    assert chat.profile is not None and chat.profile["max_input_tokens"] == 4096
+    assert chat.profile["tool_calling"] is False
+    params = chat._get_ls_params()
+    assert (params["ls_provider"], params["ls_model_name"], params["ls_stop"]) == ("hypic", "scripted", ["x"])
+    assert ChatHypic(model_name="m").model == ChatHypic(model="m").model_name == "m"
+    assert ChatHypic().metadata["lc_versions"]["hypic"]  # type: ignore[index]
+
+
+def test_history_with_tools_keeps_its_fields(engine: ScriptedEngine) -> None:
+    call = {"name": "search", "args": {"q": "mill"}, "id": "1", "type": "tool_call"}
+    asked = AIMessage([{"type": "text", "text": "Let me look."}, call], tool_calls=[call])
+    history = [HumanMessage("When?", name="ann"), asked, AIMessageChunk("Well.")]
+    chat_on(engine).invoke(history)
+    user, assistant, chunk = engine.last.prompt  # type: ignore[misc]
+    assert user == {"role": "user", "name": "ann", "content": "When?"}
+    assert assistant["tool_calls"] == [{"type": "function", "id": "1", "function": {"name": "search", "arguments": {"q": "mill"}}}]
+    assert said(engine.last.prompt)[1:] == [("assistant", "Let me look."), ("assistant", "Well.")]

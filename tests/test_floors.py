@@ -1,0 +1,242 @@
+"""Imports go down only: the floors and third-party rooms of ARCHITECTURE.md, read from the source.
+
+Every import statement counts, inside functions and under TYPE_CHECKING too. A new module fails here until
+it is given a floor.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOTS = ("", "kernels", "retriever", "apps")
+OURS = ("hypic", "hypic_kernels", "hypic_retriever", "hypic_apps")
+
+# A room may import what stands on a lower floor, and itself; rooms on one floor never meet.
+FLOORS: Sequence[tuple[str, ...]] = (
+    ("hypic_kernels",),
+    ("hypic.errors",),
+    ("hypic.types",),
+    ("hypic.config",),
+    ("hypic.engine.affine",),
+    ("hypic.engine.linear",),
+    ("hypic.engine.segment",),
+    ("hypic.engine.pool",),
+    ("hypic.engine.plan",),
+    ("hypic.engine.batch",),
+    ("hypic.engine.weights",),
+    ("hypic.engine.layers",),
+    ("hypic.engine.models", "hypic.engine.store", "hypic.engine.parallel"),
+    ("hypic.engine.messages",),
+    ("hypic.engine.rendering",),
+    ("hypic.engine.vocabulary",),
+    ("hypic.engine.tokenizer",),
+    ("hypic.engine.detokenizer",),
+    ("hypic.engine.sampler",),
+    ("hypic.engine.graphs",),
+    ("hypic.engine.runner",),
+    ("hypic.engine.request",),
+    ("hypic.engine.admission",),
+    ("hypic.engine.scheduler",),
+    ("hypic.engine.report",),
+    ("hypic.engine.engine",),
+    ("hypic.engine.workers",),
+    ("hypic.engine.loop",),
+    ("hypic.checkpoints",),
+    ("hypic.shared",),
+    ("hypic.registry",),
+    ("hypic.llm",),
+    ("hypic.trace",),
+    ("hypic",),
+    ("hypic_retriever", "hypic.integrations"),
+    ("hypic_apps",),
+)
+# Packages of no room: they hold a docstring at most.
+EMPTY = ("hypic.engine",)
+
+# Of what stands below, these rooms see only so much.
+ONLY: Mapping[str, tuple[str, ...]] = {
+    "hypic_retriever": (),
+    "hypic.integrations": ("hypic",),
+    "hypic_apps": ("hypic", "hypic_retriever", "hypic.integrations"),
+    "hypic_apps.train": (
+        *("hypic", "hypic_retriever", "hypic.integrations", "hypic_kernels"),
+        *("hypic.engine.models", "hypic.engine.layers", "hypic.engine.linear", "hypic.engine.affine"),
+    ),
+}
+
+_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.config")
+_FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
+# Which rooms may import a package of other people.
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "triton": ("hypic_kernels",),
+    "fla": ("hypic_kernels",),
+    "torch.distributed": ("hypic.engine.parallel",),
+    "ray": ("hypic.engine.parallel",),
+    "transformers": ("hypic.engine.tokenizer", "hypic_apps.bench.peers"),
+    "tokenizers": ("hypic.engine.tokenizer", "hypic.engine.vocabulary", "hypic_apps.train"),
+    "safetensors": ("hypic.engine.weights", "hypic.engine.store", "hypic_retriever", "hypic_apps.train"),
+    "huggingface_hub": ("hypic.engine.weights", "hypic.engine.store", "hypic_retriever"),
+    "faiss": ("hypic_retriever",),
+    "fastapi": ("hypic_apps",),
+    "uvicorn": ("hypic_apps",),
+    "pydantic": ("hypic_apps", "hypic.integrations"),
+    "langchain": ("hypic.integrations.langchain", *_FRAMEWORK_USERS),
+    "langchain_core": ("hypic.integrations.langchain", *_FRAMEWORK_USERS),
+    "langgraph": ("hypic.integrations.langchain", *_FRAMEWORK_USERS),
+    "llama_index": ("hypic.integrations.llamaindex", *_FRAMEWORK_USERS),
+    "httpx": ("hypic.integrations.remote",),
+}
+
+
+def modules() -> Mapping[str, Path]:
+    """Every module of ours by its name."""
+    found = {}
+    for root in ROOTS:
+        for package in OURS:
+            for path in (ROOT / root / package).rglob("*.py"):
+                parts = path.relative_to(ROOT / root).with_suffix("").parts
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def within(module: str, room: str) -> bool:
+    return module == room or module.startswith(room + ".")
+
+
+def imports(module: str, source: str, is_package: bool = False) -> Iterator[str]:
+    """The full name of everything that a module imports, modules of ours by their own name."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            up = module.split(".")[: None if not node.level else len(module.split(".")) - node.level + is_package]
+            base = ".".join([*up, *([node.module] if node.module else [])]) if node.level else str(node.module)
+            # A name taken from a package may be one of its modules; else it is the package that is used.
+            yield from (f"{base}.{a.name}" if base not in MODULES or f"{base}.{a.name}" in MODULES else base
+                        for a in node.names)
+
+
+def room_of(module: str) -> str:
+    """The longest room that holds a module; ``hypic`` itself holds only its public names."""
+    rooms = [room for floor in FLOORS for room in floor if within(module, room) and (room != "hypic" or module == room)]
+    assert rooms, f"{module} has no floor; give it one in tests/test_floors.py and ARCHITECTURE.md"
+    return max(rooms, key=len)
+
+
+def floor_of(room: str) -> int:
+    return next(n for n, floor in enumerate(FLOORS) if room in floor)
+
+
+def is_seen(target: str, allowed: Sequence[str]) -> bool:
+    """Whether a room that sees only so much sees ``target``; ``hypic`` stands for all of it but the engine."""
+    return any(
+        within(target, room) and (room != "hypic" or not within(target, "hypic.engine")) for room in allowed
+    )
+
+
+def faults(module: str, source: str, is_package: bool = False) -> list[str]:
+    """What a module imports and may not, one sentence each."""
+    room, found = room_of(module), []
+    only = max((name for name in ONLY if within(module, name)), key=len, default=None)
+    for target in imports(module, source, is_package):
+        if target.split(".")[0] in OURS:
+            other = room_of(target if target in MODULES or target in OURS else target.rpartition(".")[0])
+            if other != room and floor_of(other) >= floor_of(room):
+                found.append(f"{module} imports {target}, which stands above or beside it")
+            if other != room and only is not None and not is_seen(target, ONLY[only]):
+                found.append(f"{module} imports {target}, which is not public to {only}")
+            continue
+        if within(target, "torch") and module in _TORCH_FREE:
+            found.append(f"{module} imports {target}, but must not need torch")
+        for package, rooms in ROOMS.items():
+            if within(target, package) and not any(within(module, allowed) for allowed in rooms):
+                found.append(f"{module} imports {target}, whose room is {' or '.join(rooms)}")
+    return found
+
+
+def reads_environment(source: str) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - set(EMPTY)))
+def test_imports_keep_to_the_floors(module: str) -> None:
+    path = MODULES[module]
+    assert faults(module, path.read_text(encoding="utf-8"), path.name == "__init__.py") == []
+
+
+def test_packages_of_no_room_import_nothing() -> None:
+    for module in EMPTY:
+        assert not list(imports(module, MODULES[module].read_text(encoding="utf-8"), True))
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    readers = [name for name, path in MODULES.items() if reads_environment(path.read_text(encoding="utf-8"))]
+    assert len(readers) <= 1, readers
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("hypic.types", "from hypic.config import EngineConfig"),
+        ("hypic.types", "import torch"),
+        ("hypic.types", "from torch import Tensor"),
+        ("hypic.engine.plan", "from hypic.engine.batch import Batch"),
+        ("hypic.engine.plan", "from hypic.engine import batch"),
+        ("hypic.engine.plan", "from .batch import Batch"),
+        ("hypic.engine.plan", "from . import batch"),
+        ("hypic.engine.plan", "import hypic"),
+        ("hypic.engine.plan", "from hypic import Segment"),
+        ("hypic.engine.plan", "def f():\n    from hypic.engine.sampler import Sampler"),
+        ("hypic.engine.plan", "if TYPE_CHECKING:\n    from hypic.engine.sampler import Sampler"),
+        ("hypic.engine.models.minimax", "from hypic.engine.store.device import Store"),
+        ("hypic_kernels", "from hypic.errors import HypicError"),
+        ("hypic_retriever", "from hypic import Segment"),
+        ("hypic.integrations", "from hypic.engine.tokenizer import Tokenizer"),
+        ("hypic_apps.cli.main", "from hypic.engine.loop import Loop"),
+        ("hypic_apps.cli.main", "import hypic_kernels"),
+        ("hypic_apps.train.generate", "from hypic.engine.tokenizer import Tokenizer"),
+        ("hypic.engine.sampler", "import transformers"),
+        ("hypic.engine.layers.attention", "import triton.language as tl"),
+        ("hypic.engine.runner", "import torch.distributed as dist"),
+        ("hypic.engine.runner", "from torch import distributed"),
+        ("hypic.integrations.llamaindex", "from langchain_core.documents import Document"),
+        ("hypic_apps.cli.main", "import faiss"),
+    ],
+)
+def test_a_forbidden_import_is_caught(module: str, source: str) -> None:
+    assert faults(module, source)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("hypic.engine.plan", "from hypic.types import Segment\nfrom hypic import types\nfrom . import affine"),
+        ("hypic.engine.models.minimax", "from .qwen3_5_text import Model\nfrom hypic_kernels import gdn"),
+        ("hypic.integrations", "from hypic import Segment\nfrom hypic.types import Prompt\nfrom . import langchain"),
+        ("hypic_apps.train.generate", "from hypic.engine.layers.attention import Attention"),
+        ("hypic.engine.runner", "import torch\nimport torch.nn.functional as F"),
+    ],
+)
+def test_what_is_allowed_passes(module: str, source: str) -> None:
+    assert faults(module, source, module == "hypic.integrations") == []
+
+
+def test_a_module_without_a_floor_is_caught() -> None:
+    with pytest.raises(AssertionError, match="has no floor"):
+        room_of("hypic.engine.utils")
+
+
+def test_reading_the_environment_is_caught() -> None:
+    assert reads_environment("import os\nx = os.environ['HOME']") and reads_environment("os.getenv('HOME')")
+    assert not reads_environment("import os\nx = os.getcwd()")
