@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -17,6 +18,10 @@ if not torch.cuda.is_available():
     # Triton reads it when it is first imported; kernels then run as Python on CPU tensors.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 torch.set_num_threads(1)
+
+# The same examples in every run, and no time limit on one of them: the machine may be busy.
+settings.register_profile("hypic", deadline=None, derandomize=True)
+settings.load_profile("hypic")
 
 
 @pytest.fixture(autouse=True)

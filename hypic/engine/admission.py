@@ -58,16 +58,16 @@ class Admission:
         num = len(request.prompt.ids)
         if num >= self.max_context:
             raise PromptTooLong(
-                f"the prompt has {num} tokens and the context holds {self.max_context}; leave room for the answer: shorten "
-                "it or pass fewer segments."
+                f"the prompt has {num} tokens and the context holds {self.max_context}; leave room for the answer: "
+                "shorten it or pass fewer segments."
             )
         need = self._need(request, 0, request.keys(0))
         if not self.pool.could_hold(need):
             capacity = self.pool.capacity
             raise StoreFull(
-                f"the prompt needs {need.pages} pages, {need.states} state slots and {need.transitions} transition slots, "
-                f"and memory holds {capacity.pages}, {capacity.states} and {capacity.transitions}; raise memory= or pass "
-                "fewer segments."
+                f"the prompt needs {need.pages} pages, {need.states} state slots and {need.transitions} transition "
+                f"slots, and memory holds {capacity.pages}, {capacity.states} and {capacity.transitions}; raise "
+                "memory= or pass fewer segments."
             )
 
     def place(self, request: Request) -> bool:

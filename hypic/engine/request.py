@@ -1,4 +1,4 @@
-"""One request and one segment being encoded, as the scheduler sees them: cursors into token runs, and what they hold."""
+"""A request and a segment being encoded, as the scheduler sees them: cursors into tokens, and what they hold."""
 
 from __future__ import annotations
 

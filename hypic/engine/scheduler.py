@@ -60,7 +60,7 @@ class Work:
 
     @property
     def chains(self) -> list[Chain]:
-        return [run.chain for run in (*self.encodes, *self.requests)]
+        return [run.chain for run in self.encodes] + [run.chain for run in self.requests]
 
     def has(self, request: Request) -> bool:
         return any(run.request is request for run in self.requests)
@@ -156,7 +156,9 @@ class Scheduler:
         return budget
 
     def _prefill(self, work: Work, request: Request, budget: int) -> int:
-        """Tokens of the request's rows that this step runs."""
+        """Tokens of the request's rows that this step runs; none if it only wants its segments encoded."""
+        if request.max_tokens == 0:
+            return 0
         finishing = {run.job.entry.key for run in work.encodes if run.reached == len(run.job.entry.ids)}
 
         def is_ready(entry: CachedSegment) -> bool:

@@ -129,6 +129,11 @@ class Tokenizer:
         if text and kept:
             self._answers.put(text, kept)
 
+    def num_encoded_anew(self, prompt: PromptLike) -> int:
+        """How many assistant messages of a prompt will be encoded from their text, their ids not being remembered."""
+        texts = [turn.generated_text for turn in split_turns(prompt)]
+        return sum(text is not None and self._answers.get(text) is None for text in texts)
+
     def _render(
         self,
         rendering: Rendering,

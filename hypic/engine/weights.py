@@ -147,8 +147,8 @@ class _Loading:
         target = parameter.data[where.index] if where.index else parameter.data
         if target.shape != tensor.shape:
             raise CheckpointError(
-                f"tensor {name!r} has shape {list(tensor.shape)} where the configuration asks for {list(target.shape)}; "
-                "config.json and weights are of different models."
+                f"tensor {name!r} has shape {list(tensor.shape)} where the configuration asks for "
+                f"{list(target.shape)}; config.json and weights are of different models."
             )
         target.copy_(tensor)
         self.filled[where.parameter] = self.filled.get(where.parameter, 0) + math.prod(tensor.shape)

@@ -117,13 +117,21 @@ class Splitter:
             yield from self._inside(text, starts, block.end, self.target_chars)
 
     def _inside(self, text: str, starts: Sequence[int], end: int, margin: int) -> Iterator[int]:
-        """Candidates among ``starts`` that keep ``margin`` from both ends; oversized units are entered."""
-        first = starts[0]
-        for start, stop in zip(starts, [*starts[1:], end], strict=True):
-            if first + margin <= start <= end - margin and _strength(text[start:stop]) < self._rate(stop - start):
+        """Candidates among ``starts`` that keep ``margin`` from both ends; oversized units are entered.
+
+        Here a unit counts for at most ``min_chars``. So an edit of one moves the margin over less
+        than two borders, however long the unit is.
+        """
+        stops = [*starts[1:], end]
+        after = sum(min(stop - start, self.min_chars) for start, stop in zip(starts, stops, strict=True))
+        before = 0
+        for start, stop in zip(starts, stops, strict=True):
+            if before >= margin and after >= margin and _strength(text[start:stop]) < self._rate(stop - start):
                 yield start
             if stop - start > self.max_chars:
                 yield from self._inside_unit(text, start, stop)
+            before += min(stop - start, self.min_chars)
+            after -= min(stop - start, self.min_chars)
 
     def _inside_unit(self, text: str, start: int, end: int) -> Iterator[int]:
         margin = self.max_chars // 2

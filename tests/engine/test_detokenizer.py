@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypic.engine.detokenizer import Detokenizer
@@ -85,6 +85,15 @@ def test_random_ids_of_real_tokenizers(tokenizer: Tokenizer, data: st.DataObject
 def test_text_of_real_tokenizers(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode_text(text)
     assert "".join(stream(of(tokenizer), ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.soak
+@settings(max_examples=20_000, derandomize=False)
+@given(data=st.data())
+def test_many_random_ids_of_real_tokenizers(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=300))
+    stop = data.draw(st.lists(st.text(alphabet="abTh e\né", min_size=1, max_size=4), max_size=3))
+    assert "".join(stream(of(tokenizer, stop), ids)) == cut(tokenizer.decode(ids), stop)
 
 
 def test_a_character_waits_for_its_last_byte() -> None:

@@ -317,9 +317,11 @@ def test_generated_ids_are_used_when_their_text_returns(tokenizer: Tokenizer) ->
         {"role": "assistant", "content": [{"type": "text", "text": "Ad"}, {"type": "text", "text": "a!"}]},
     ]
     before = tokenizer.encode(messages)
+    assert tokenizer.num_encoded_anew(messages) == 1
     tokenizer.remember("Ada!", [*spelled_out, *tokenizer.eos_ids])
     after = tokenizer.encode(messages)
-    assert [shown(tokenizer, pieces) for pieces in (before, after)][0] == shown(tokenizer, after)
+    assert tokenizer.num_encoded_anew(messages) == 0 == tokenizer.num_encoded_anew("Ada!")
+    assert shown(tokenizer, before) == shown(tokenizer, after)
     assert after[1].ids[-len(spelled_out) :] == tuple(spelled_out) and after[1].ids != before[1].ids
     as_user = tokenizer.encode("Ada!")
     assert as_user[0].ids[-len(tokenizer.encode_text("Ada!")) :] == tuple(tokenizer.encode_text("Ada!"))
@@ -337,12 +339,14 @@ def test_memory_is_bounded_and_forgets_the_least_recently_used() -> None:
     assert memory._num_ids == 0
 
 
-def test_a_text_is_encoded_once(tokenizer: Tokenizer) -> None:
-    calls = []
-    memory = _IdMemory()
-    for _ in range(3):
-        assert memory.of("text", lambda: calls.append(1) or [7, 8]) == (7, 8)
-    assert len(calls) == 1
+def test_a_text_is_encoded_once(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    first = tokenizer.encode(Prompt([Segment("The company."), Segment("A passage.")], "Who?"))
+    tokenizer._data = tokenizer._control = None  # type: ignore[assignment]
+    again = tokenizer.encode(Prompt([Segment("A passage."), Segment("The company.", name="n")], "Who?"))
+    assert sorted(p.ids for p in again if p.segment) == sorted(p.ids for p in first if p.segment)
+    with pytest.raises(AttributeError):
+        tokenizer.encode_text("new")
 
 
 def test_threads_may_share_one(tokenizer: Tokenizer) -> None:

@@ -34,15 +34,20 @@ class Asked:
     tools: Sequence[Mapping[str, Any]] | None
     chat_template_kwargs: Mapping[str, Any] | None
 
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        assert not isinstance(self.prompt, (str, Prompt)), "the prompt is no list of messages"
+        return list(self.prompt)
+
 
 def said(prompt: PromptLike) -> list[tuple[str, str]]:
     """Role and exact text of every message, as the engine lays them out."""
-    if not isinstance(prompt, (str, Prompt)):
-        # Only an assistant's blocks have nothing between them by themselves.
-        prompt = [{**m, "role": "assistant"} if m.get("glue") == "" else m for m in prompt]
-    texts = ["".join(part.text for part in turn.parts) for turn in split_turns(prompt)]
-    roles = [m["role"] for m in prompt] if not isinstance(prompt, (str, Prompt)) else ["user"] * len(texts)
-    return list(zip(roles, texts, strict=True))
+    if isinstance(prompt, (str, Prompt)):
+        return [(turn.fields["role"], "".join(part.text for part in turn.parts)) for turn in split_turns(prompt)]
+    # Only an assistant's blocks have nothing between them by themselves.
+    joined = [{**m, "role": "assistant"} if m.get("glue") == "" else m for m in prompt]
+    texts = ["".join(part.text for part in turn.parts) for turn in split_turns(joined)]
+    return [(message["role"], text) for message, text in zip(prompt, texts, strict=True)]
 
 
 def segments(prompt: PromptLike) -> list[Segment]:
@@ -79,7 +84,9 @@ class ScriptedEngine:
     def count_tokens(self, text: str) -> int:
         return len(self.tokenize(text))
 
-    def stream(self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Any) -> Iterator[Completion]:
+    def stream(
+        self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Any
+    ) -> Iterator[Completion]:
         self._ask(prompt, sampling, **options)
         try:
             yield from self._pieces(prompt)

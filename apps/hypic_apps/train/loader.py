@@ -45,7 +45,7 @@ class Loader:
     def __init__(self, sources: Sources, num_workers: int, seed: int, stage: int = 0) -> None:
         context = multiprocessing.get_context("spawn")
         self.stage = context.Value("i", stage)
-        self._ready: Any = context.Queue(maxsize=4 * num_workers)
+        self._ready: Any = context.Queue(maxsize=2 * num_workers)
         self._workers = [
             context.Process(target=_work, args=(sources, seed + 7919 * i, self.stage, self._ready), daemon=True)
             for i in range(num_workers)

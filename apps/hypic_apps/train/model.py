@@ -225,7 +225,8 @@ class Trainee(nn.Module):
     def hidden(self, ids: Tensor) -> Tensor:
         """``ids [B, T]`` -> ``[B T, hidden]``, normed."""
         grid = self.grid(*ids.shape, ids.device)
-        hidden = self.embed_tokens(ids.flatten())
+        # index_select, because its gradient can be captured in a CUDA graph
+        hidden = self.embed_tokens.weight.index_select(0, ids.flatten())
         for layer in self.layers:
             hidden = layer(hidden, grid)
         out: Tensor = self.norm(hidden)

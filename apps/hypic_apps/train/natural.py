@@ -14,18 +14,19 @@ from hypic_apps.train.corpus import Article, Corpus, Country, Gloss
 from hypic_apps.train.passages import Ask, Passage
 
 NAME = r"((?:[A-Z][\w'’\-]+|[A-Z]\.)(?: (?:[A-Z][\w'’\-]+|[A-Z]\.|de|von|van|der|la|of|the|[IVX]+))*(?<=\w))"
-CLAUSE_END = re.compile(r"(,| that | which | who | whose | where | when | while |; | and (?:is|was|are|has)\b| – | — |\. |\.$)")
+CLAUSE_END = re.compile(r"(,(?!\d)| that | which | who | whose | where | when | while |; | and (?:is|was|are|has)\b| – | — |\. |\.$)")
 LIVED = re.compile(r"\((?:c\. )?(\d{3,4})[–-](\d{3,4})\)")
 BORN = re.compile(r"\(born (\d{4})\)")
+TITLE = r"(?:the )?(?:[A-Z][\w\-]+ (?:[A-Z][\w\-]+ )?(?:(?!and )[a-z\-]+ ){1,3})?"
 BY_VERB = {
-    "directed": "directed", "written": "wrote", "composed": "composed", "painted": "painted", "invented": "invented",
-    "discovered": "discovered", "founded": "founded", "designed": "designed", "created": "created", "built": "built",
-    "developed": "developed", "published": "published",
+    "directed|film": "directed", "written|novel|play|poem|book|story|essay": "wrote", "composed|opera|symphony": "composed",
+    "painted|painting|fresco": "painted", "invented": "invented", "discovered": "discovered", "founded": "founded",
+    "designed": "designed", "created": "created", "built": "built", "developed": "developed", "published": "published",
 }  # fmt: skip
 MADE = r"\b(founded|established|built|completed|launched|released|published|formed|created|introduced|opened|signed)\b"
 WHEN = re.compile(MADE + r"(?: \w+){0,3} in (?:the year |early |late |[A-Z]\w+ )?(\d{4})\b")
 SIMPLE = {
-    r"\bIts capital(?: city)?(?: and largest city| and most populous city)? is " + NAME: "What is the capital of {}?",
+    r"\b(?:Its|[Tt]he) capital(?: city)?(?: and (?:largest|most populous) city)?(?: (?:of|in) [A-Z]\w+)? is " + NAME: "What is the capital of {}?",
     r"\bborn in " + NAME: "Where was {} born?",
     r"\bnative to (.+)": "Where is {} native to?",
     r"\bmember of the (.+)": "What is {} a member of?",
@@ -64,21 +65,23 @@ def clip(text: str) -> str:
 def article_asks(article: Article) -> Iterator[Ask]:
     """All pairs of one article with its description."""
     name, text = base_title(article.title), article.text
-    yield from _definition(article, name)
+    asked = f"the {name}" if text.startswith(f"The {name}") else name
+    yield from _definition(article, asked)
     yield from _description(article, name)
+    both = f"{text[:260]} {article.description}"
     for verb, past in BY_VERB.items():
-        found = re.search(rf"\b{verb} (?:and \w+ )?by (?:the [a-z][\w\- ]+ )?{NAME}", text[:260])
+        found = re.search(rf"\b(?:{verb})(?: and \w+)? by {TITLE}{NAME}", both)
         if found and found.group(1) != name and " " in found.group(1):
-            yield Ask("natural", f"Who {past} {name}?", found.group(1))
+            yield Ask("natural", f"Who {past} {asked}?", found.group(1))
             break
     found = WHEN.search(text)
     if found and article.topic != "People":
-        yield Ask("natural", f"When was {name} {found.group(1)}?", found.group(2))
+        yield Ask("natural", f"When was {asked} {found.group(1)}?", found.group(2))
     for pattern, form in RULES:
         found = pattern.search(text)
         answer = clip(found.group(1)) if found else ""
         if answer and 1 < len(answer) <= 80 and answer != name:
-            yield Ask("natural", form.format(name), answer)
+            yield Ask("natural", form.format(asked), answer)
 
 
 def _definition(article: Article, name: str) -> Iterator[Ask]:

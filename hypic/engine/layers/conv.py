@@ -16,7 +16,7 @@ def causal_conv(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def convolve_rows(x: Tensor, weight: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor:
-    """``x [N, C]`` -> ``[N, C]``: every row behind the inputs that precede it; writes the tails that the batch asks for."""
+    """``x [N, C]`` -> ``[N, C]``: every row behind the inputs that precede it; writes the tails asked for."""
     plan, width = batch.conv, weight.shape[-1]
     tails = pool.tails[layer].index_select(0, plan.tail_slots).view(-1, x.shape[-1])
     table = torch.cat([x, tails, x.new_zeros(1, x.shape[-1])])

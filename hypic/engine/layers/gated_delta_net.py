@@ -91,15 +91,15 @@ class GatedDeltaNet(nn.Module):
         """From convolved projections: ``q, k [N, Hv, K]``, ``v [N, Hv, V]``, ``g, beta [N, Hv]``, at least fp32."""
         shape = self.shape
         sizes = [shape.key_size, shape.key_size, shape.value_size]
-        q, k, v = F.silu(projected.mixed).split(sizes, dim=-1)
+        q, k, v = torch.split(F.silu(projected.mixed), sizes, dim=-1)
         repeats = shape.num_v_heads // shape.num_k_heads
-        q = l2_normalise(q.unflatten(-1, (shape.num_k_heads, -1))).repeat_interleave(repeats, dim=-2)
-        k = l2_normalise(k.unflatten(-1, (shape.num_k_heads, -1))).repeat_interleave(repeats, dim=-2)
+        q = l2_normalise(q.reshape(len(q), shape.num_k_heads, -1)).repeat_interleave(repeats, dim=-2)
+        k = l2_normalise(k.reshape(len(k), shape.num_k_heads, -1)).repeat_interleave(repeats, dim=-2)
         g = -upcast(self.A_log).exp() * F.softplus(upcast(projected.a) + upcast(self.dt_bias))
-        v = upcast(v.unflatten(-1, (shape.num_v_heads, -1)))
+        v = upcast(v.reshape(len(v), shape.num_v_heads, -1))
         return DeltaInputs(q * shape.head_k_dim**-0.5, k, v, g, upcast(projected.b.sigmoid()))
 
     def output(self, mixed: Tensor, projected: Projected) -> Tensor:
-        gate = projected.z.unflatten(-1, (self.shape.num_v_heads, -1))
+        gate = projected.z.view(len(mixed), self.shape.num_v_heads, -1)
         out: Tensor = self.out_proj(self.norm(mixed, gate).flatten(-2))
         return out

@@ -52,7 +52,7 @@ class LightningAttention(nn.Module):
         return LinearShape(self.num_heads, self.head_dim, self.head_dim, "head")
 
     def project(self, hidden: Tensor) -> Projected:
-        qkv = F.silu(self.qkv_proj(hidden)).unflatten(-1, (self.num_heads, -1))
+        qkv = F.silu(self.qkv_proj(hidden)).view(len(hidden), self.num_heads, -1)
         return Projected(qkv, self.output_gate(hidden))
 
     def convolve(self, projected: Projected, batch: Batch, pool: Pool, layer: int) -> Projected:
@@ -60,7 +60,7 @@ class LightningAttention(nn.Module):
 
     def inputs(self, projected: Projected, angles: Angles | None = None) -> DecayInputs:
         """``q, k, v [N, H, D]`` and ``g [N, H]``, at least fp32."""
-        q, k, v = upcast(projected.qkv).split(self.head_dim, dim=-1)
+        q, k, v = torch.split(upcast(projected.qkv), self.head_dim, dim=-1)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
         return DecayInputs(q, k, v, -self.slopes.to(q.device, q.dtype).expand(len(q), -1))

@@ -38,7 +38,7 @@ class SoftmaxMoE(nn.Module):
         out = torch.zeros_like(x)
         order = chosen.flatten().argsort(stable=True)
         counts = chosen.flatten().bincount(minlength=self.gate.out_features).tolist()
-        for expert, slots in enumerate(order.split(counts)):
+        for expert, slots in enumerate(torch.split(order, counts)):
             if len(slots):
                 tokens = slots // self.top_k
                 out.index_add_(0, tokens, self.experts.run(expert, x[tokens]) * weights.flatten()[slots, None])

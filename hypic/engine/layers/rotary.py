@@ -1,4 +1,4 @@
-"""Rotary positions (RoFormer, arXiv 2104.09864) on the first ``dim`` channels, pairing channel ``i`` with ``i + dim/2``.
+"""Rotary positions (RoFormer, arXiv 2104.09864) on the first ``dim`` channels: channel ``i`` pairs with ``i + dim/2``.
 
 Angles are products of whole positions with frequencies, taken in float64: at long contexts fp32 products are off by
 more than an exact move may be. A move by ``p`` positions is one rotation by the angles of ``p``; states whose keys are

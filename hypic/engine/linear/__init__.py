@@ -32,7 +32,7 @@ class Lifted:
         return self.query @ before + self.offset
 
 
-Inputs = TypeVar("Inputs")
+Inputs = TypeVar("Inputs", contravariant=True)
 
 
 class LinearFamily(Protocol, Generic[Inputs]):

@@ -1,7 +1,8 @@
 """One file per Hugging Face ``model_type``; the file's name is its registration.
 
-Each file holds a class ``Model`` with ``from_config(config) -> Model`` (on whatever device is current), ``layer_types``,
-``max_context``, ``map_weights(name)``, and, through ``Decoder``, ``layout``, ``forward(batch, pool)`` and ``logits``.
+Each file holds a class ``Model`` with ``from_config(config) -> Model`` (on whatever device is current),
+``layer_types``, ``max_context``, ``map_weights(name)``, and, through ``Decoder``, ``layout``, ``forward(batch, pool)``
+and ``logits``.
 """
 
 from __future__ import annotations

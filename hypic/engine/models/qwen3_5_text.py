@@ -58,13 +58,9 @@ class Model(Decoder):
         refuse_unless(config, "attention_bias", False)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         types = list(config.get("layer_types") or _default_types(config))
-        mixers = {
-            "linear_attention": lambda: GatedDeltaNet(_delta(config)),
-            "full_attention": lambda: _attention(config),
-        }
         width = read(config, "intermediate_size", int)
-        numbers = layer_numbers(types, tuple(mixers))
-        blocks = [Block(mixers[t](), n, size, width, eps) for t, n in zip(types, numbers, strict=True)]
+        numbers = layer_numbers(types, ("linear_attention", "full_attention"))
+        blocks = [Block(_mixer(config, t), n, size, width, eps) for t, n in zip(types, numbers, strict=True)]
         head_dim = read(config, "head_dim", int)
         rotary: Rotary = rotary_from(config, head_dim, default_factor=0.25)
         norm = RMSNorm(size, eps, zero_centred=True)
@@ -81,6 +77,10 @@ class Model(Decoder):
         if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
             return None
         return Placement(name.replace(".linear_attn.", ".mixer.").replace(".self_attn.", ".mixer."))
+
+
+def _mixer(config: Mapping[str, Any], kind: str) -> nn.Module:
+    return _attention(config) if kind == "full_attention" else GatedDeltaNet(_delta(config))
 
 
 def _default_types(config: Mapping[str, Any]) -> list[str]:

@@ -38,7 +38,7 @@ class History:
             self._names[segment.source, segment.name] = segment.text
         for table in (self._texts, self._names):
             while len(table) > self.capacity:
-                table.popitem(last=False)  # type: ignore[attr-defined]
+                table.popitem(last=False)
 
     def reason(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> str:
         """Why ``key`` has no entry."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import cached_property
 from typing import Any, Self
 
 from langchain_core.exceptions import ModelInvalidRequestError, ModelNotFoundError
-from pydantic import BaseModel, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from hypic.integrations.langchain.engine import (
     Call,
@@ -78,8 +79,6 @@ class EngineOptions(BaseModel):
     api_key: SecretStr | None = Field(default=None, exclude=True)
     """Taken so that code can switch providers; an engine in this process asks for none."""
 
-    _leases: dict[str, Lease] = PrivateAttr(default_factory=dict)
-
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_options(cls, values: Any) -> Any:
@@ -99,6 +98,11 @@ class EngineOptions(BaseModel):
             raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
         self._sampling(None)
         return self
+
+    # Not a private attribute: those would displace the base class's own initialisation.
+    @cached_property
+    def _leases(self) -> dict[str, Lease]:
+        return {}
 
     @property
     def model_name(self) -> str:
@@ -151,7 +155,7 @@ class EngineOptions(BaseModel):
 
     def __getstate__(self) -> dict[Any, Any]:
         state = super().__getstate__()
-        return {**state, "__pydantic_private__": {**(state["__pydantic_private__"] or {}), "_leases": {}}}
+        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_leases"}}
 
     def _bound(self, options: Mapping[str, Any]) -> Self:
         """A copy with a call's keywords as its fields; ``self`` when there are none.
@@ -173,7 +177,11 @@ class EngineOptions(BaseModel):
         if changes:
             with langchain_errors():
                 update["policy"] = (update.get("policy") or self._policy()).with_(**changes)
-        return self.model_copy(update=update) if update else self
+        if not update:
+            return self
+        # Made before the copy, so that the copy's engine outlives the call.
+        _ = self._leases
+        return self.model_copy(update=update)
 
     def _refuse_other_model(self, model: str | None) -> None:
         if self.engine is not None and model not in (None, self.model, self.model_name):

@@ -15,6 +15,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage, ge
 from langchain_core.prompt_values import PromptValue
 from pydantic import ConfigDict, Field
 
+from hypic.errors import PromptError
 from hypic.integrations.langchain.blocks import Block, block_of, blocks_of
 from hypic.types import Prompt, Segment
 
@@ -34,6 +35,8 @@ class SegmentedStr(str):
     def __new__(cls, made_of: Prompt | Sequence[Segment] | Sequence[BaseMessage]) -> Self:
         messages = () if isinstance(made_of, Prompt) else tuple(m for m in made_of if isinstance(m, BaseMessage))
         prompt = None if messages else as_prompt(made_of)
+        if prompt is None and not messages:
+            raise PromptError(f"{made_of!r:.80} is no Prompt, segments or messages; wrap text as Prompt(tail=text).")
         text = get_buffer_string(messages) if prompt is None else prompt_text(prompt)
         carrier = super().__new__(cls, text)
         carrier.prompt, carrier.messages = prompt, messages

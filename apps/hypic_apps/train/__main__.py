@@ -1,0 +1,122 @@
+"""``python -m hypic_apps.train data | tokenizer | probe | fit``: see ``README.md`` in this folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from hypic_apps.train import corpus, exam, schema, texts, vocabulary
+from hypic_apps.train.demo import demo_items
+from hypic_apps.train.export import export
+from hypic_apps.train.fit import Log, Progress, Settings, Training
+from hypic_apps.train.loader import Sources
+from hypic_apps.train.model import Shape
+from hypic_apps.train.probe import probe
+from hypic_apps.train.render import Encoder
+
+DATA = Path(".data")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    commands = {"data": _data, "tokenizer": _tokenizer, "probe": _probe, "fit": _fit}
+    commands[options.command](options)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hypic_apps.train", description=__doc__)
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of training text and tokenizer")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("data", help="fetch the packages and write corpus.tar.xz")
+    commands.add_parser("tokenizer", help="learn the vocabulary")
+    for name in ("probe", "fit"):
+        command = commands.add_parser(name)
+        command.add_argument("--out", type=Path, required=True, help="folder for the log and the exported model")
+        command.add_argument("--batch-tokens", type=int, default=65_536)
+        command.add_argument("--plain", action="store_true", help="neither compile nor capture")
+        command.add_argument("--no-compile", action="store_true", help="capture, but do not compile")
+        command.add_argument("--workers", type=int, default=12)
+        command.add_argument("--minutes", type=float, default=9.0, help="at most so long in this call")
+        command.add_argument("--total-minutes", type=float, default=18.0, help="the whole training")
+        command.add_argument("--learning-rate", type=float, default=2e-3)
+        command.add_argument("--state", type=Path, default=DATA / "state", help="folder of the state between calls")
+        command.add_argument("--start", type=Path, help="an exported folder to go on from if there is no state")
+        command.add_argument("--exam-items", type=int, default=128)
+        command.add_argument("--length", type=int, default=2048, help="row length of the probe")
+    return parser
+
+
+def _data(options: argparse.Namespace) -> None:
+    print(corpus.build(options.data))
+
+
+def _tokenizer(options: argparse.Namespace) -> None:
+    text = corpus.Corpus.load(options.data / "corpus.tar.xz")
+    made = vocabulary.train(texts.merge_texts(text, schema.load()))
+    vocabulary.save(made, options.data / "tokenizer", Shape().max_position_embeddings)
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    return Settings(
+        minutes=options.minutes,
+        total_minutes=options.total_minutes,
+        learning_rate=options.learning_rate,
+        num_workers=options.workers,
+        compiled=not (options.plain or options.no_compile),
+        graphed=not options.plain,
+    )
+
+
+def _device() -> torch.device:
+    torch.set_float32_matmul_precision("high")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _log(options: argparse.Namespace) -> Log:
+    options.out.mkdir(parents=True, exist_ok=True)
+    return Log(options.out / "log.jsonl")
+
+
+def _probe(options: argparse.Namespace) -> None:
+    probe(Shape(), _settings(options), _device(), options.batch_tokens, options.length, _log(options))
+
+
+def _fit(options: argparse.Namespace) -> None:
+    device, log = _device(), _log(options)
+    sources = Sources(options.data / "corpus.tar.xz", options.data / "tokenizer" / "tokenizer.json", options.batch_tokens)
+    training = Training(Shape(), _settings(options), device, options.state)
+    resumed = training.resume() or _started(training, options.start)
+    log(event="start", resumed=resumed, **vars(training.progress))
+    encoder = Encoder(Tokenizer.from_file(str(sources.tokenizer)))
+    papers = exam.Papers(corpus.Corpus.load(sources.corpus), schema.load(), encoder)
+    done = training.run(sources, papers.all(options.exam_items), log)
+    export(training.model, options.data / "tokenizer", options.out)
+    report = {"done": done, **vars(training.progress)}
+    report["grades"] = training.examine(papers.all(4 * options.exam_items), torch.bfloat16)
+    report["demo"] = demo_items(training.judge, papers, device)
+    (options.out / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    log(event="end", **report)
+
+
+def _started(training: Training, folder: Path | None) -> bool:
+    if folder is None:
+        return False
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(shard)
+    report = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    training.start_from(tensors, Progress(**{name: report[name] for name in vars(Progress())}))
+    return True
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""What a model in training can do: exact match on questions about given passages that it has never seen.
+
+An item is a row with one question. The model's argmax is compared at every token of the answer, the closing token
+included; that all agree is the same as greedy decoding giving exactly the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.model import CHUNK, Trainee
+from hypic_apps.train.names import Names
+from hypic_apps.train.natural import Library
+from hypic_apps.train.passages import Ask, Passage
+from hypic_apps.train.render import Encoder, Row, Turn, Weights, conversation
+from hypic_apps.train.rows import padded
+from hypic_apps.train.schema import Schema, Split
+from hypic_apps.train.world import World, updates
+
+ONLY_ANSWERS = Weights(passage=0.0, question=0.0, answer=1.0)
+Maker = Callable[[Random], tuple[list[Passage], list[Ask]]]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Items of one kind: ``ids, weights [n, T]``; the weight is 1 at answers and 0 elsewhere."""
+
+    ids: Tensor
+    weights: Tensor
+
+
+class Papers:
+    """Makes papers; the same seed gives the same paper."""
+
+    def __init__(self, corpus: Corpus, schema: Schema, encoder: Encoder) -> None:
+        self.schema, self.encoder = schema, encoder
+        self.names = Names.of_split(corpus, "test")
+        self.library = Library(corpus, held_out=True)
+
+    def all(self, num_items: int, num_passages: int = 16) -> dict[str, Paper]:
+        """The papers by name: unseen names in all; unseen templates and relations, real text, notices, refusals."""
+        makers: dict[str, Maker] = {
+            "one_hop": self.worlds(num_passages, "test", "1hop"),
+            "one_hop_seen_templates": self.worlds(num_passages, "train", "1hop"),
+            "one_hop_held_out_relations": self.worlds(num_passages, "test", "1hop", held_out=True),
+            "one_hop_4_passages": self.worlds(4, "test", "1hop"),
+            "reverse": self.worlds(num_passages, "test", "reverse"),
+            "two_hop": self.worlds(num_passages, "test", "2hop"),
+            "not_stated": self.worlds(num_passages, "test", "none"),
+            "latest_notice": self.notices(num_passages),
+            "articles": self.articles(num_passages),
+        }
+        return {name: self.paper(maker, num_items, seed) for seed, (name, maker) in enumerate(makers.items())}
+
+    def worlds(self, number: int, split: Split, kind: str, *, held_out: bool = False) -> Maker:
+        """Invented passages of the names never trained on, asked for one kind of question."""
+        new = {x.key for relations in self.schema.values() for x in relations if x.held_out}
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            world = World(self.names, self.schema, split, r, self.library.sentences, held_out)
+            passages = world.passages(number, 5)
+            asks = [a for p in passages for a in p.asks] if kind == "1hop" else world.extra_asks()
+            if held_out:
+                asked = [f for f in world.facts if f.relation.key in new]
+                asks = [a for a in asks if any(a.answer == f.value and f.subject in a.question for f in asked)]
+            return passages, [a for a in asks if a.kind == kind]
+
+        return make
+
+    def notices(self, number: int) -> Maker:
+        """Notices of which the latest counts."""
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            world = World(self.names, self.schema, "test", r)
+            passages = updates(world, number)
+            return passages, [a for p in passages for a in p.asks]
+
+        return make
+
+    def articles(self, number: int) -> Maker:
+        """Articles never trained on."""
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            passages = [self.library.article(a, r) for a in r.sample(self.library.articles, number)]
+            return passages, [a for p in passages for a in p.asks]
+
+        return make
+
+    def paper(self, maker: Maker, num_items: int, seed: int) -> Paper:
+        """``num_items`` items of a maker, padded to the longest."""
+        rows = [next(self._items(maker, Random(seed * 1_000_003 + i))) for i in range(num_items)]
+        return paper_of(rows)
+
+    def _items(self, maker: Maker, r: Random) -> Iterator[Row]:
+        while True:
+            passages, asks = maker(r)
+            if not asks:
+                continue
+            r.shuffle(passages) if asks[0].kind != "update" else None
+            chosen = r.choice(asks)
+            yield self.row([p.text for p in passages], chosen.question, chosen.answer)
+
+    def row(self, passages: Sequence[str], question: str, answer: str) -> Row:
+        """One question as the engine would render it."""
+        return self.encoder.row(conversation([Turn(passages, question, answer)], ONLY_ANSWERS))
+
+
+def paper_of(rows: Sequence[Row]) -> Paper:
+    """Rows padded to a common multiple of the chunk."""
+    length = -(-max(len(row) for row in rows) // CHUNK) * CHUNK
+    even = [padded(row, length) for row in rows]
+    return Paper(
+        torch.from_numpy(np.stack([row.ids for row in even])), torch.from_numpy(np.stack([row.weights for row in even]))
+    )
+
+
+@torch.no_grad()
+def right(model: Trainee, paper: Paper, device: torch.device, num_rows: int = 16) -> Tensor:
+    """Per item, whether the whole answer is right: ``[n]`` booleans on the CPU."""
+    out = []
+    for start in range(0, len(paper.ids), num_rows):
+        ids, weights = paper.ids[start : start + num_rows].to(device), paper.weights[start : start + num_rows].to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            best = model.logits(ids)[:, :-1].argmax(-1)
+        out.append(((best == ids[:, 1:]) | (weights[:, 1:] == 0)).all(1).cpu())
+    return torch.cat(out)
+
+
+def grades(model: Trainee, papers: Mapping[str, Paper], device: torch.device) -> dict[str, float]:
+    """The share of right answers of every paper."""
+    return {name: round(float(right(model, paper, device).float().mean()), 4) for name, paper in papers.items()}
+
+
+@torch.no_grad()
+def answer(model: Trainee, encoder: Encoder, row: Row, device: torch.device, most: int = 40) -> str:
+    """Greedy decoding after the prompt part of an item, by full recompute."""
+    prompt = [int(i) for i in row.ids[: int(np.argmax(row.weights > 0))]]
+    ids = list(prompt)
+    end = encoder.special("<|end|>")
+    for _ in range(most):
+        length = -(-len(ids) // CHUNK) * CHUNK
+        batch = torch.tensor([ids + [0] * (length - len(ids))], device=device)
+        best = int(model.logits(batch)[0, len(ids) - 1].argmax())
+        if best == end:
+            break
+        ids.append(best)
+    text: str = encoder.tokenizer.decode(ids[len(prompt) :])
+    return text

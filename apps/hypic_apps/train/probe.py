@@ -1,0 +1,45 @@
+"""Where a training step's time goes on a device: each way of running it, and the most expensive operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hypic_apps.train.fit import Log, Settings, Training, measure
+from hypic_apps.train.model import Shape
+
+
+def variants(settings: Settings) -> Iterator[tuple[str, Settings]]:
+    """The ways to run a step, by name."""
+    for name, compiled, graphed in (("plain", False, False), ("graph", False, True), ("compiled + graph", True, True)):
+        yield name, replace(settings, compiled=compiled, graphed=graphed)
+
+
+def probe(shape: Shape, settings: Settings, device: torch.device, batch_tokens: int, length: int, log: Log) -> None:
+    """Logs seconds a step of every way for rows of ``length`` tokens, and the slowest operations of a plain step."""
+    ids = torch.randint(0, shape.vocab_size, (batch_tokens // length, length))
+    weights = torch.ones(ids.shape)
+    for name, chosen in variants(settings):
+        training = Training(shape, chosen, device, Path("unused"))
+        if chosen.compiled:
+            training.model.compile()
+        try:
+            step_s = measure(lambda t=training: t.step(ids, weights, 1e-4), device)  # type: ignore[misc]
+        except RuntimeError as error:
+            log(event="probe", way=name, failed=str(error)[:600])
+            continue
+        log(event="probe", way=name, length=length, step_ms=round(1e3 * step_s, 2), tokens_per_s=round(batch_tokens / step_s),
+            loss=training.step.result.tolist())  # fmt: skip
+        if name == "plain" and device.type == "cuda":
+            _profile(training, ids, weights)
+
+
+def _profile(training: Training, ids: torch.Tensor, weights: torch.Tensor) -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        training.step(ids, weights, 1e-4)
+        torch.cuda.synchronize()
+    print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70), flush=True)

@@ -1,0 +1,111 @@
+"""Deliberate bugs inside the engine's own path: every test that claims exactness must fail under those that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hypic.engine.admission import Admission
+from hypic.engine.affine import Affine, identity
+from hypic.engine.batch import InteriorLink
+from hypic.engine.layers import linear_attention
+from hypic.engine.plan import Interior
+from hypic.engine.request import Request
+
+Inject = Callable[[pytest.MonkeyPatch], None]
+
+
+def drop_transition(patch: pytest.MonkeyPatch) -> None:
+    """An interior's T is forgotten: taken as the identity."""
+    sound = linear_attention._placed
+
+    def faulty(*args: Any) -> Affine:
+        maps = sound(*args)
+        return Affine(identity(maps.transition), maps.end_state)
+
+    patch.setattr(linear_attention, "_placed", faulty)
+
+
+def drop_end_state(patch: pytest.MonkeyPatch) -> None:
+    """An interior's B is forgotten: taken as zero."""
+    sound = linear_attention._placed
+
+    def faulty(*args: Any) -> Affine:
+        maps = sound(*args)
+        return Affine(maps.transition, maps.end_state * 0)
+
+    patch.setattr(linear_attention, "_placed", faulty)
+
+
+def _tail_of(num_tokens: int) -> Inject:
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        sound = Request._interior
+
+        def faulty(self: Request, span: Interior) -> InteriorLink:
+            return replace(sound(self, span), num_tokens=num_tokens)
+
+        patch.setattr(Request, "_interior", faulty)
+
+    return inject
+
+
+def shift_seam(by: int) -> Inject:
+    """What is cached of the recurrence begins that many tokens after the seam's end."""
+
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        sound = Admission._begin
+
+        def faulty(self: Admission, request: Request, span: Interior) -> Any:
+            job = sound(self, request, span)
+            job.seam += by
+            return job
+
+        patch.setattr(Admission, "_begin", faulty)
+
+    return inject
+
+
+def _cached_positions(position: Callable[[Any, Interior], Any]) -> Inject:
+    """Cached keys are rotated to other positions than where they stand."""
+
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        def faulty(self: Request) -> Any:
+            positions = np.arange(len(self._held().slots))
+            for span in self.plan.spans:
+                if isinstance(span, Interior):
+                    here = slice(span.start, span.stop)
+                    positions[here] = position(positions[here], span)
+            return positions
+
+        patch.setattr(Request, "_key_positions", faulty)
+
+    return inject
+
+
+LINEAR: dict[str, Inject] = {
+    "drop-transition": drop_transition,
+    "drop-end-state": drop_end_state,
+    "seam+1": shift_seam(1),
+    "seam-1": shift_seam(-1),
+}
+CONV: dict[str, Inject] = {"empty-tail": _tail_of(0)}
+SHORT_CONV: dict[str, Inject] = {"padded-tail": _tail_of(1000)}
+PLACE: dict[str, Inject] = {
+    "position+1": _cached_positions(lambda p, span: p + 1),
+    "position-1": _cached_positions(lambda p, span: np.maximum(p - 1, 0)),
+    "no-rotation": _cached_positions(lambda p, span: p * 0),
+}
+
+
+def applying(name: str, *, has_short: bool = True) -> dict[str, Inject]:
+    """The faults that must show in a model of this name."""
+    found: dict[str, Inject] = {}
+    if "attention" not in name:
+        found |= LINEAR
+    if name.startswith("qwen") and "attention" not in name:
+        found |= CONV | (SHORT_CONV if has_short else {})
+    return found if "linear" in name else found | PLACE

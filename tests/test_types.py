@@ -1,0 +1,164 @@
+"""Values of the public surface refuse what cannot be right, with the value and the way out in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+import hypic
+from hypic import CacheReport, Completion, EngineConfig, HypicError, Policy, Prompt, SamplingParams, Segment, Usage
+from hypic.config import parse_bytes
+from hypic.errors import CheckpointError, ConfigError, PromptError, UnsupportedModel
+from hypic.types import SegmentReport
+
+
+def refusal(make: Any, *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(HypicError) as caught:
+        make(*args, **kwargs)
+    message = str(caught.value)
+    assert message.endswith(".") and "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number at least 1"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5; it must be a whole number"),
+        ({"temperature": -0.1}, "temperature is -0.1; it must be at least 0.0"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"temperature": True}, "temperature is True"),
+        ({"top_p": 0.0}, "top_p is 0.0; it must be above 0.0 and at most 1.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": 2.5}, "top_k is 2.5; it must be a whole number"),
+        ({"min_p": 1.1}, "min_p is 1.1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; it must be above 0.0"),
+        ({"presence_penalty": 2.1}, "presence_penalty is 2.1; it must be at least -2.0 and at most 2.0"),
+        ({"frequency_penalty": -3}, "frequency_penalty is -3"),
+        ({"logprobs": 101}, "logprobs is 101"),
+        ({"seed": 2**63}, f"seed is {2**63}"),
+        ({"stop": [""]}, "at least one character"),
+        ({"stop": [7]}, "at least one character"),
+    ],
+)
+def test_sampling_values_out_of_range(values: dict[str, Any], sentence: str) -> None:
+    assert sentence in refusal(SamplingParams, **values)
+
+
+def test_sampling_values_at_their_bounds() -> None:
+    params = SamplingParams(1, 0, 1.0, 0, 1.0, 0.01, 2, -2, -(2**63), "stop", 100)
+    assert params.stop == ("stop",) and params.top_k == 0
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams().temperature is None
+
+
+@pytest.mark.parametrize(
+    ("make", "args", "sentence"),
+    [
+        (Segment, {"text": b"x"}, "text is bytes, not str"),
+        (Segment, {"text": "x", "kind": "page"}, "kind is 'page'; choose one of 'document', 'system'"),
+        (Prompt, {"segments": "x"}, "must be a list of Segment"),
+        (Prompt, {"segments": Segment("x")}, "must be a list of Segment"),
+        (Prompt, {"segments": ["x"]}, "holds a str; wrap each text as Segment(text)"),
+        (Prompt, {"tail": None}, "tail is NoneType, not str"),
+    ],
+)
+def test_prompts_that_cannot_be_right(make: Any, args: dict[str, Any], sentence: str) -> None:
+    assert sentence in refusal(make, **args)
+
+
+def test_prompts_are_frozen_values() -> None:
+    prompt = Prompt([Segment("a")], "q")
+    assert prompt.segments == (Segment("a"),) and prompt == Prompt((Segment("a"),), "q")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        prompt.tail = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"reuse": "all"}, "reuse is 'all'; choose one of 'segments', 'prefix', 'none'"),
+        ({"compose": "sum"}, "compose is 'sum'"),
+        ({"seam": -1}, "seam is -1; it must be a whole number of tokens"),
+        ({"seam": True}, "seam is True"),
+        ({"min_segment_tokens": 1.0}, "min_segment_tokens is 1.0"),
+    ],
+)
+def test_policies_that_cannot_be_right(values: dict[str, Any], sentence: str) -> None:
+    assert sentence in refusal(Policy, **values)
+
+
+def test_the_shortest_segment_follows_the_seam() -> None:
+    assert [Policy().shortest, Policy(seam=4).shortest, Policy(min_segment_tokens=0).shortest] == [32, 16, 0]
+    assert Policy().with_(seam=16) == Policy(seam=16)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"dtype": "int8"}, "dtype is 'int8'; choose one of 'auto', 'float64'"),
+        ({"load_format": "pickle"}, "load_format is 'pickle'"),
+        ({"memory": 1.5}, "memory is 1.5; a share must lie between 0 and 1"),
+        ({"memory": "8 Gb"}, "'8 Gb' is not a size"),
+        ({"memory": "lots"}, "'lots' is not a size"),
+        ({"store": "disk://1GiB"}, "store is 'disk://1GiB'; only 'device://SIZE'"),
+        ({"store": "device://much"}, "'much' is not a size"),
+        ({"max_running": 0}, "max_running is 0; it must be a whole number, 1 or more"),
+        ({"page_size": 1.0}, "page_size is 1.0"),
+        ({"policy": {"seam": 4}}, "pass hypic.Policy"),
+    ],
+)
+def test_settings_that_cannot_be_right(values: dict[str, Any], sentence: str) -> None:
+    assert sentence in refusal(EngineConfig, **values)
+
+
+def test_unknown_settings_name_the_known_ones() -> None:
+    message = refusal(EngineConfig.of, devise="cpu")
+    assert "unknown setting 'devise'" in message and "device" in message and "seam" in message
+
+
+def test_policy_fields_may_stand_among_settings() -> None:
+    assert EngineConfig.of(seam=4, device="cpu") == EngineConfig(device="cpu", policy=Policy(seam=4))
+    assert EngineConfig.of(policy=Policy(seam=4), reuse="none").policy == Policy(seam=4, reuse="none")
+    assert EngineConfig.of() == EngineConfig()
+
+
+def test_sizes() -> None:
+    assert [parse_bytes(text) for text in (7, "7", "8GiB", "1.5 KiB", "500 MB")] == [7, 7, 2**33, 1536, 5 * 10**8]
+    assert EngineConfig(store="device://2GiB").store_bytes == 2**31 and EngineConfig().store_bytes is None
+    assert EngineConfig(memory=0.25).memory_bytes(1000) == 250
+    assert EngineConfig(memory="1 KB").memory_bytes(5) == 1000
+
+
+def test_pieces_of_an_answer_join() -> None:
+    pieces = [
+        Completion("Ad", (1,), reasoning="Hm"),
+        Completion("a", (2, 3)),
+        Completion("", (), finish_reason="stop", usage=Usage(5, 3, 4, 1), report=CacheReport(prompt_tokens=5)),
+    ]
+    whole = Completion.join(pieces)
+    assert (whole.text, whole.token_ids, whole.reasoning, whole.finish_reason) == ("Ada", (1, 2, 3), "Hm", "stop")
+    assert whole.usage is not None and whole.usage.total_tokens == 8
+    assert whole.report is not None and whole.report.prompt_tokens == 5
+    assert Completion.join([]) == Completion()
+
+
+def test_reports_count_their_hits() -> None:
+    segments = tuple(SegmentReport("document", None, None, outcome, 9) for outcome in ("hit", "encoded", "live", "hit"))
+    assert CacheReport(segments).num_hits == 2
+
+
+def test_the_error_tree() -> None:
+    assert issubclass(CheckpointError, UnsupportedModel) and not issubclass(UnsupportedModel, ValueError)
+    for error in (ConfigError, PromptError):
+        assert issubclass(error, HypicError) and issubclass(error, ValueError)
+
+
+def test_public_names_exist() -> None:
+    assert all(hasattr(hypic, name) for name in hypic.__all__)
