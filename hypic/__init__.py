@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 from hypic.config import EngineConfig
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams, Segment, SegmentReport, Usage
+from hypic.version import __version__
 
 if TYPE_CHECKING:
     from hypic.llm import LLM
-
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CacheReport",

@@ -233,7 +233,13 @@ class LLM:
         pieces = self.tokenizer.encode(prompt, tools=tools, chat_template_kwargs=chat_template_kwargs)
         used = policy if policy is not None else self.config.policy
         elapsed = time.perf_counter() - started
-        return Task(self._new_id(), pieces, sampling or SamplingParams(), used, elapsed)
+        return Task(self._new_id(), pieces, sampling or SamplingParams(), used, elapsed, notes=self._notes(prompt))
+
+    def _notes(self, prompt: PromptLike) -> tuple[str, ...]:
+        anew = self.tokenizer.num_encoded_anew(prompt)
+        if not anew:
+            return ()
+        return (f"{anew} assistant turns were not generated here, or too long ago: their text was tokenised anew",)
 
     def _submit(self, task: Task) -> _Inbox:
         inbox: _Inbox = queue.SimpleQueue()

@@ -19,6 +19,7 @@ OURS = ("hypic", "hypic_kernels", "hypic_retriever", "hypic_apps")
 # A room may import what stands on a lower floor, and itself; rooms on one floor never meet.
 FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic_kernels",),
+    ("hypic.version",),
     ("hypic.errors",),
     ("hypic.types",),
     ("hypic.config",),
@@ -47,9 +48,9 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.workers",),
     ("hypic.engine.loop",),
     ("hypic.checkpoints",),
-    ("hypic.shared",),
     ("hypic.registry",),
     ("hypic.llm",),
+    ("hypic.shared",),
     ("hypic.trace",),
     ("hypic",),
     ("hypic_retriever", "hypic.integrations"),

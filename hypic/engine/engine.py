@@ -19,7 +19,7 @@ from hypic.engine.sampler import SampledToken, Sampler, SamplingState
 from hypic.engine.scheduler import Scheduler, Work
 from hypic.engine.store.device import DeviceStore
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
-from hypic.types import Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
+from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Task:
     policy: Policy = Policy()
     tokenize_s: float = 0.0
     warm: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -165,16 +166,16 @@ class Engine:
         piece = Completion(text, (token_id,), "", reason, logprobs, usage, report)
         return Emission(request.id, piece, is_last=True)
 
-    def _report(self, answer: _Answer):  # type: ignore[no-untyped-def]
-        now = time.perf_counter()
+    def _report(self, answer: _Answer) -> CacheReport:
+        now, tokenize_s = time.perf_counter(), answer.task.tokenize_s
         first = answer.first_token_s if answer.first_token_s is not None else now
-        tokenize_s = answer.task.tokenize_s
         times = {
             "tokenize": tokenize_s,
             "ttft": tokenize_s + first - answer.started_s,
             "total": tokenize_s + now - answer.started_s,
         }
-        return cache_report(answer.request, self.runner.pool, self.runner.identity.fingerprint, times)
+        runner = self.runner
+        return cache_report(answer.request, runner.pool, runner.identity.fingerprint, times, answer.task.notes)
 
     def _end(self, answer: _Answer) -> None:
         del self._answers[answer.request.id]

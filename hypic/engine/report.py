@@ -8,9 +8,12 @@ from hypic.engine.plan import PlannedSegment
 from hypic.engine.pool import Pool
 from hypic.engine.request import Request
 from hypic.types import CacheReport, SegmentReport
+from hypic.version import __version__
 
 
-def cache_report(request: Request, pool: Pool, fingerprint: str, times_s: Mapping[str, float]) -> CacheReport:
+def cache_report(
+    request: Request, pool: Pool, fingerprint: str, times_s: Mapping[str, float], notes: tuple[str, ...]
+) -> CacheReport:
     """The report of a request that is still held."""
     prompt = request.prompt
     computed = request.computed + request.encoded
@@ -22,6 +25,8 @@ def cache_report(request: Request, pool: Pool, fingerprint: str, times_s: Mappin
         times_s=dict(times_s),
         policy=prompt.policy,
         fingerprint=fingerprint,
+        version=__version__,
+        notes=notes,
     )
 
 

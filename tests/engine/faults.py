@@ -86,26 +86,32 @@ def _cached_positions(position: Callable[[Any, Interior], Any]) -> Inject:
     return inject
 
 
-LINEAR: dict[str, Inject] = {
+_LINEAR: dict[str, Inject] = {
     "drop-transition": drop_transition,
     "drop-end-state": drop_end_state,
     "seam+1": shift_seam(1),
     "seam-1": shift_seam(-1),
 }
-CONV: dict[str, Inject] = {"empty-tail": _tail_of(0)}
-SHORT_CONV: dict[str, Inject] = {"padded-tail": _tail_of(1000)}
-PLACE: dict[str, Inject] = {
+_CONV: dict[str, Inject] = {"empty-tail": _tail_of(0)}
+# Shows only where an interior is shorter than the convolution's reach.
+_SHORT: dict[str, Inject] = {"padded-tail": _tail_of(1000)}
+_PLACE: dict[str, Inject] = {
     "position+1": _cached_positions(lambda p, span: p + 1),
     "position-1": _cached_positions(lambda p, span: np.maximum(p - 1, 0)),
     "no-rotation": _cached_positions(lambda p, span: p * 0),
 }
+FAULTS = _LINEAR | _CONV | _SHORT | _PLACE
 
 
-def applying(name: str, *, has_short: bool = True) -> dict[str, Inject]:
-    """The faults that must show in a model of this name."""
-    found: dict[str, Inject] = {}
-    if "attention" not in name:
-        found |= LINEAR
+def applying(name: str, *, has_short: bool) -> list[str]:
+    """The faults that must show in a model of this name; ``has_short``: with interiors of one or two tokens."""
+    found = {} if "attention" in name else dict(_LINEAR)
     if name.startswith("qwen") and "attention" not in name:
-        found |= CONV | (SHORT_CONV if has_short else {})
-    return found if "linear" in name else found | PLACE
+        found |= _CONV | (_SHORT if has_short else {})
+    return list(found if "linear" in name else found | _PLACE)
+
+
+def cases(names: list[str], *, has_short: bool) -> list[Any]:
+    """``(model, fault)`` for all models and the faults that apply to them."""
+    pairs = [(name, fault) for name in names for fault in applying(name, has_short=has_short)]
+    return [pytest.param(name, fault, id=f"{name}-{fault}") for name, fault in pairs]

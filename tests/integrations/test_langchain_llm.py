@@ -294,7 +294,7 @@ def test_segmented_strings_are_strings(engine: ScriptedEngine) -> None:
     messages = SegmentedStr([HumanMessage("x")])
     assert pickle.loads(pickle.dumps(messages)).messages == messages.messages
     with pytest.raises(PromptError, match="'text'"):
-        SegmentedStr("text")
+        SegmentedStr("text")  # type: ignore[arg-type]
     spaced = Prompt([Segment("a\n"), Segment("b"), Segment("c:", cache=False)], "d", glue="|")
     assert SegmentedStr(spaced) == "a\nb|c:|d" == said(spaced)[0][1]
 

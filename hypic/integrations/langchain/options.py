@@ -97,6 +97,8 @@ class EngineOptions(BaseModel):
         if self.engine is not None and not isinstance(self.engine, TextEngine):
             raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
         self._sampling(None)
+        # Made now: made on first use, two threads could each make one, and copies would not share it.
+        _ = self._leases
         return self
 
     # Not a private attribute: those would displace the base class's own initialisation.
@@ -129,10 +131,9 @@ class EngineOptions(BaseModel):
             given: TextEngine = self.engine
             return given
         key = repr((self.model, sorted(self.settings.items())))
-        if key not in self._leases:
-            with langchain_errors():
-                self._leases[key] = Lease(self.model, self.settings)
-        return self._leases[key].engine
+        with langchain_errors():
+            lease = self._leases.get(key) or self._leases.setdefault(key, Lease(self.model, self.settings))
+        return lease.engine
 
     def close(self) -> None:
         """Gives this model's share of the engine back; the next call takes one anew. Copies share it."""
@@ -155,7 +156,7 @@ class EngineOptions(BaseModel):
 
     def __getstate__(self) -> dict[Any, Any]:
         state = super().__getstate__()
-        return {**state, "__dict__": {k: v for k, v in state["__dict__"].items() if k != "_leases"}}
+        return {**state, "__dict__": {**state["__dict__"], "_leases": {}}}
 
     def _bound(self, options: Mapping[str, Any]) -> Self:
         """A copy with a call's keywords as its fields; ``self`` when there are none.
@@ -177,11 +178,7 @@ class EngineOptions(BaseModel):
         if changes:
             with langchain_errors():
                 update["policy"] = (update.get("policy") or self._policy()).with_(**changes)
-        if not update:
-            return self
-        # Made before the copy, so that the copy's engine outlives the call.
-        _ = self._leases
-        return self.model_copy(update=update)
+        return self.model_copy(update=update) if update else self
 
     def _refuse_other_model(self, model: str | None) -> None:
         if self.engine is not None and model not in (None, self.model, self.model_name):

@@ -1,0 +1,81 @@
+"""Flags made from the fields of ``EngineConfig`` and ``Policy``, so that every setting has one and none is forgotten."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from hypic.config import DTYPES, LOAD_FORMATS, EngineConfig
+from hypic.types import Policy
+
+_PREFIX = "engine."
+HELP: Mapping[str, str] = {
+    "device": "auto, cpu or cuda",
+    "dtype": f"type of the weights: {', '.join(DTYPES)}",
+    "memory": "size of the one pool: bytes, a size such as 8GiB, or a share of what is free such as 0.5",
+    "max_context": "most tokens of a prompt and its answer",
+    "max_running": "most requests at a time",
+    "max_step_tokens": "most tokens of one step",
+    "page_size": "tokens of a page of keys and values",
+    "store": "cap on what idle entries may hold, e.g. device://2GiB",
+    "seed": "seed of dummy weights",
+    "load_format": " or ".join(LOAD_FORMATS),
+    "threads": "threads of torch on a CPU",
+    "reuse": "what may be reused: cached segments, exact prompt heads, or nothing",
+    "seam": "tokens at a segment's head that are run in context",
+    "min_segment_tokens": "shorter segments are run live; by default four seams",
+    "compose": "how a segment's state is carried on; all but transition are ablations",
+    "rotate": "move cached keys to their positions; without is an ablation",
+    "deterministic": "results that do not depend on the batch",
+}
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag per field; what is left out of the command line is left to the defaults."""
+    for title, kind in (("engine", EngineConfig), ("policy", Policy)):
+        group = parser.add_argument_group(title)
+        hints = get_type_hints(kind)
+        for setting in fields(kind):
+            if setting.name != "policy":
+                _add(group, setting, hints[setting.name])
+
+
+def engine_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The settings that were given, as keywords of ``hypic.LLM``."""
+    return {name.removeprefix(_PREFIX): value for name, value in vars(args).items() if name.startswith(_PREFIX)}
+
+
+def size_or_share(text: str) -> int | float | str:
+    """``0.5`` is a share, ``8589934592`` bytes; anything else is left for ``EngineConfig`` to read."""
+    if text.strip().isdigit():
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _add(group: argparse._ArgumentGroup, setting: Field[Any], hint: Any) -> None:
+    default = "" if setting.default is None else f" (default: {str(setting.default).lower()})"
+    group.add_argument(
+        f"--{setting.name.replace('_', '-')}",
+        dest=_PREFIX + setting.name,
+        default=argparse.SUPPRESS,
+        help=HELP.get(setting.name, f"see hypic.{setting.name}") + default,
+        **_reading(hint),
+    )
+
+
+def _reading(hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of the annotated type."""
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    kinds = {kind for kind in get_args(hint) if kind is not type(None)} if isinstance(hint, UnionType) else {hint}
+    if kinds == {int}:
+        return {"type": int, "metavar": "N"}
+    return {"type": size_or_share, "metavar": "SIZE"} if len(kinds) > 1 else {"metavar": "VALUE"}

@@ -1,0 +1,38 @@
+"""An argument parser whose errors are one sentence, and whose help ends with examples."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from hypic_apps.cli.errors import InputError
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises ``InputError`` where argparse would print its usage and leave."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message.rstrip('.')}; see {self.prog} --help.")
+
+
+Subparsers = argparse._SubParsersAction  # argparse gives it no public name
+
+
+def add_command(commands: Subparsers[Parser], name: str, summary: str, examples: str, details: str = "") -> Parser:
+    """A subcommand with its help: summary, details, and example calls, one a line."""
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}." + (f"\n\n{details}" if details else ""),
+        epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    value = int(text) if text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return value

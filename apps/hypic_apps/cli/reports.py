@@ -1,0 +1,72 @@
+"""A ``CacheReport`` for people, as a table on stderr, and for programs, as plain JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hypic.types import CacheReport, SegmentReport
+
+STYLES = {"hit": "green", "encoded": "yellow", "live": "blue"}
+EXPECTED = ("", "first time")
+
+
+def show_passages(console: Console, report: CacheReport, texts: Sequence[str]) -> None:
+    """One line per segment: what happened to it, its length, where it is from and how it begins."""
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
+    table.add_column(justify="right", style="dim")
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    for number, (segment, text) in enumerate(zip(report.segments, texts, strict=True), 1):
+        table.add_row(str(number), outcome_text(segment), f"{segment.num_tokens} tok", passage_text(segment, text))
+    console.print(table)
+
+
+def show_counts(console: Console, report: CacheReport) -> None:
+    """Tokens computed and reused, and the time to the first token."""
+    console.print(counts(report), style="dim")
+
+
+def counts(report: CacheReport) -> str:
+    """Tokens computed and reused, and the time to the first token, as one line."""
+    return (
+        f"{report.prompt_tokens:,} prompt tokens: {report.computed_tokens:,} computed, "
+        f"{report.reused_tokens:,} reused; first token after {seconds(report.times_s['ttft'])}"
+    )
+
+
+def seconds(value: float) -> str:
+    """A time with three digits that mean something."""
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.{1 if value < 0.01 else 0}f} ms"
+
+
+def outcome_text(segment: SegmentReport) -> Text:
+    """The outcome, with the reason where it is not the obvious one."""
+    text = Text(segment.outcome, style=STYLES[segment.outcome])
+    return text if segment.reason in EXPECTED else text.append(f" ({segment.reason})", style="dim")
+
+
+def passage_text(segment: SegmentReport, text: str) -> Text:
+    """Where a passage is from, and its first words."""
+    words = " ".join(text.split())
+    source = segment.source or segment.name or ""
+    return Text(words) if not source else Text(source, style="bold").append(f"  {words}", style="not bold dim")
+
+
+def as_json(report: CacheReport) -> dict[str, Any]:
+    """Counts, times and segments of a report."""
+    return {
+        "segments": [asdict(segment) for segment in report.segments],
+        "prompt_tokens": report.prompt_tokens,
+        "computed_tokens": report.computed_tokens,
+        "reused_tokens": report.reused_tokens,
+        "times_s": dict(report.times_s),
+        "notes": list(report.notes),
+    }
