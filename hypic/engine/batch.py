@@ -138,13 +138,21 @@ class Context:
 
 
 @dataclass(frozen=True)
+class Final:
+    """The rows whose logits are wanted, ``tokens [R]``, and their queries: all that the last layer has to give."""
+
+    tokens: Tensor
+    contexts: tuple[Context, ...]
+
+
+@dataclass(frozen=True)
 class Batch:
     """See the module's docstring. ``is_decode``: every chain is one row of one token behind a state."""
 
     ids: Tensor
     positions: Tensor
     kv_slots: Tensor
-    logit_tokens: Tensor
+    final: Final
     conv: ConvPlan
     scan: ScanPlan
     contexts: tuple[Context, ...]
@@ -167,7 +175,7 @@ class Batch:
             ids=to(ids),
             positions=to(positions),
             kv_slots=to(np.concatenate([row.kv_slots for row in rows])),
-            logit_tokens=to([span.stop - 1 for chain, span in zip(chains, tokens, strict=True) if chain.wants_logits]),
+            final=_final(chains, tokens, positions, to),
             conv=_Tails(chains, conv_width, len(ids)).plan(to),
             scan=_scan_plan(chains, rows, len(ids), to),
             contexts=tuple(_context(chain, span, positions, to) for chain, span in zip(chains, tokens, strict=True)),
@@ -196,6 +204,18 @@ def _chain_tokens(chains: Sequence[Chain]) -> list[slice]:
         spans.append(slice(start, start + chain.num_tokens))
         start += chain.num_tokens
     return spans
+
+
+def _final(chains: Sequence[Chain], spans: Sequence[slice], positions: Slots, to: _To) -> Final:
+    """The last token of every chain that wants logits."""
+    kept = [span.stop - 1 if chain.wants_logits else -1 for chain, span in zip(chains, spans, strict=True)]
+    tokens = np.asarray([token for token in kept if token >= 0], dtype=np.int64)
+    contexts, row = [], 0
+    for chain, token in zip(chains, kept, strict=True):
+        span = slice(row, row + (token >= 0))
+        contexts.append(_context(chain, span, positions[tokens], to))
+        row = span.stop
+    return Final(to(tokens), tuple(contexts))
 
 
 def _context(chain: Chain, span: slice, positions: Slots, to: _To) -> Context:

@@ -42,9 +42,9 @@ class Runner:
     def run(self, chains: Sequence[Chain]) -> StepResult:
         """One forward over all chains of a step."""
         batch = Batch.pack(chains, self.pool.layout.conv_width, self.pool.device)
-        hidden = self.model.forward(batch, self.pool)
-        logits = self.model.logits(hidden.index_select(0, batch.logit_tokens))
-        finite = hidden.isfinite().all(-1).cpu()
+        hidden, is_finite = self.model.forward_final(batch, self.pool)
+        logits = self.model.logits(hidden)
+        finite = is_finite.cpu()
         broken = [number for number, span in enumerate(batch.chain_tokens) if not bool(finite[span].all())]
         return StepResult(logits, frozenset(broken))
 

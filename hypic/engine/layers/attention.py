@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hypic.engine.batch import Batch, Context
+from hypic.engine.batch import Batch, Context, Final
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Angles, rotate
 from hypic.engine.pool import AttentionShape, Pool
@@ -62,15 +62,22 @@ class Attention(nn.Module):
 
     def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """``q [N, H, D]``, ``k, v [N, Hkv, D]`` before rotation, and the output gate ``[N, H, D]`` or ``None``."""
-        shape, gate = self.shape, None
-        q = self.q_proj(hidden).unflatten(-1, (shape.num_heads, -1))
-        k = self.k_proj(hidden).unflatten(-1, (shape.num_kv_heads, -1))
-        v = self.v_proj(hidden).unflatten(-1, (shape.num_kv_heads, -1))
-        if shape.gated:
+        q, gate = self.project_queries(hidden)
+        return q, *self.project_keys(hidden), gate
+
+    def project_queries(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """``q [N, H, D]`` before rotation, and the output gate ``[N, H, D]`` or ``None``."""
+        width = self.shape.head_dim * (2 if self.shape.gated else 1)
+        q, gate = self.q_proj(hidden).view(len(hidden), self.shape.num_heads, width), None
+        if self.shape.gated:
             q, gate = q.chunk(2, dim=-1)
-        if self.has_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v, gate
+        return (self.q_norm(q) if self.has_norm else q), gate
+
+    def project_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """``k, v [N, Hkv, D]``, keys before rotation."""
+        k = self.k_proj(hidden).view(len(hidden), self.shape.num_kv_heads, self.shape.head_dim)
+        v = self.v_proj(hidden).view(len(hidden), self.shape.num_kv_heads, self.shape.head_dim)
+        return (self.k_norm(k) if self.has_norm else k), v
 
     def output(self, mixed: Tensor, gate: Tensor | None) -> Tensor:
         """``mixed [N, H, D]`` -> ``[N, hidden]``."""
@@ -78,16 +85,20 @@ class Attention(nn.Module):
         out: Tensor = self.o_proj(gated.flatten(-2))
         return out
 
-    def forward(self, hidden: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None) -> Tensor:
-        q, k, v, gate = self.project(hidden)
-        pool.write_kv(layer, batch.kv_slots, k, v)
+    def forward(
+        self, hidden: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None, final: Final | None = None
+    ) -> Tensor:
+        """Outputs of all rows, or of ``final``'s alone; ``turns.rows`` are the angles of those rows."""
+        pool.write_kv(layer, batch.kv_slots, *self.project_keys(hidden))
+        q, gate = self.project_queries(hidden if final is None else hidden.index_select(0, final.tokens))
         if turns is not None:
             q = rotate(q, turns.rows)
         mixed = torch.empty_like(q)
-        for number, context in enumerate(batch.contexts):
-            keys, values = pool.read_kv(layer, context.slots)
-            keys = keys if turns is None else rotate(keys, turns.keys[number])
-            self._attend(q, keys, values, context, mixed)
+        for number, context in enumerate(batch.contexts if final is None else final.contexts):
+            if context.blocks:
+                keys, values = pool.read_kv(layer, context.slots)
+                keys = keys if turns is None else rotate(keys, turns.keys[number])
+                self._attend(q, keys, values, context, mixed)
         return self.output(mixed, gate)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, mixed: Tensor) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hypic.engine.batch import Batch
+from hypic.engine.batch import Batch, Final
 from hypic.engine.layers.attention import Attention, Turns
 from hypic.engine.layers.linear_attention import Mixer, mix
 from hypic.engine.layers.rotary import Angles, Rotary
@@ -25,14 +25,21 @@ class Step:
     turns: Turns | None
     linear_angles: Angles | None = None
     linear_moves: Angles | None = None
+    final: Final | None = None
+
+    def kept(self, hidden: Tensor) -> Tensor:
+        """The rows that the block gives on: all, or in the last block those whose logits are wanted."""
+        return hidden if self.final is None else hidden.index_select(0, self.final.tokens)
 
 
 def run_mixer(mixer: nn.Module, hidden: Tensor, step: Step, layer: int) -> Tensor:
-    """Attention or linear attention on ``hidden [N, hidden]``; ``layer`` counts layers of its own kind."""
+    """Attention or linear attention on ``hidden [N, hidden]``, for the rows that are kept; ``layer`` counts layers of
+    its own kind."""
     if isinstance(mixer, Attention):
-        out: Tensor = mixer(hidden, step.batch, step.pool, layer, step.turns)
+        out: Tensor = mixer(hidden, step.batch, step.pool, layer, step.turns, step.final)
         return out
-    return mix(_as_mixer(mixer), hidden, step.batch, step.pool, layer, step.linear_angles, step.linear_moves)
+    angles, moves = step.linear_angles, step.linear_moves
+    return step.kept(mix(_as_mixer(mixer), hidden, step.batch, step.pool, layer, angles, moves))
 
 
 def _as_mixer(module: nn.Module) -> Mixer:
@@ -40,7 +47,10 @@ def _as_mixer(module: nn.Module) -> Mixer:
 
 
 class Decoder(nn.Module):
-    """Blocks are called as ``block(hidden, step)`` and hold their mixer as ``.mixer``."""
+    """Blocks are called as ``block(hidden, step)`` and hold their mixer as ``.mixer``.
+
+    The last block only has to write what is kept of the rows, and to give on those whose logits are wanted.
+    """
 
     def __init__(
         self,
@@ -75,8 +85,23 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch, pool: Pool) -> Tensor:
         """Hidden states ``[N, hidden]`` of all rows; K/V, states, tails and entries are written to the pool."""
         step = self._step(batch, pool)
-        hidden: Tensor = self.embed_tokens(batch.ids)
-        for layer in self.layers:
+        hidden: Tensor = self.layers[-1](self._body(step), step)
+        return hidden
+
+    def forward_final(self, batch: Batch, pool: Pool) -> tuple[Tensor, Tensor]:
+        """Hidden states ``[R, hidden]`` of ``batch.final``, and whether each row's were finite, ``[N]``; else as
+        ``forward``."""
+        step = self._step(batch, pool)
+        hidden = self._body(step)
+        turns = step.turns
+        if turns is not None:
+            turns = replace(turns, rows=turns.rows.at(batch.final.tokens))
+        last: Tensor = self.layers[-1](hidden, replace(step, turns=turns, final=batch.final))
+        return last, hidden.isfinite().all(-1)
+
+    def _body(self, step: Step) -> Tensor:
+        hidden: Tensor = self.embed_tokens(step.batch.ids)
+        for layer in list(self.layers)[:-1]:
             hidden = layer(hidden, step)
         return hidden
 

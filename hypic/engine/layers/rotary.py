@@ -23,6 +23,9 @@ class Angles:
     cos: Tensor
     sin: Tensor
 
+    def at(self, rows: Tensor) -> Angles:
+        return Angles(self.cos.index_select(0, rows), self.sin.index_select(0, rows))
+
 
 class Rotary(nn.Module):
     """Angles of positions, from a table that grows with the longest prompt seen."""

@@ -38,7 +38,7 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         alpha, beta, mlp_alpha, mlp_beta = self.scales
         normed = self.input_layernorm(hidden)
-        hidden = alpha * normed + beta * run_mixer(self.mixer, normed, step, self.layer)
+        hidden = alpha * step.kept(normed) + beta * run_mixer(self.mixer, normed, step, self.layer)
         normed = self.post_attention_layernorm(hidden)
         out: Tensor = mlp_alpha * normed + mlp_beta * self.mlp(normed)
         return out

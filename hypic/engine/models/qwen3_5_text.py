@@ -35,7 +35,7 @@ class Block(nn.Module):
         self.mlp = SwiGLU(hidden_size, intermediate_size)
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        hidden = hidden + run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
+        hidden = step.kept(hidden) + run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 

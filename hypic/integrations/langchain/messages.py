@@ -58,7 +58,9 @@ class Request:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (f"flat prompt split at {len(self.found)} known texts (policy {POLICY_NAME})",) if self.found else ()
+        """In words for the report; nothing when nothing was cut."""
+        count = f"{len(self.found)} known text{'s' if len(self.found) > 1 else ''}"
+        return (f"flat prompt split at {count} (policy {POLICY_NAME})",) if self.found else ()
 
 
 @dataclass(frozen=True)

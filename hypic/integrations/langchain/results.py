@@ -13,6 +13,7 @@ from typing import Any
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 
 from hypic.integrations.langchain.messages import Request
+from hypic.registry import POLICY_NAME
 from hypic.types import CacheReport, Completion, TokenLogprob, Usage
 
 
@@ -42,7 +43,7 @@ def response_metadata(last: Completion, model_name: str, request: Request) -> di
     metadata: dict[str, Any] = {"model_name": model_name, "model_provider": "hypic"}
     if last.finish_reason is not None:
         metadata["finish_reason"] = last.finish_reason
-    hypic = {**_report(last.report), **_found(request)}
+    hypic = {**_report(last.report, request.notes), **_found(request)}
     return {**metadata, "hypic": hypic} if hypic else metadata
 
 
@@ -51,7 +52,7 @@ def logprobs_info(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"logprobs": {"content": [asdict(entry) for entry in logprobs]}} if logprobs else {}
 
 
-def _report(report: CacheReport | None) -> dict[str, Any]:
+def _report(report: CacheReport | None, notes: Sequence[str]) -> dict[str, Any]:
     if report is None:
         return {}
     return {
@@ -64,11 +65,11 @@ def _report(report: CacheReport | None) -> dict[str, Any]:
         "policy": asdict(report.policy),
         "fingerprint": report.fingerprint,
         "version": report.version,
-        "notes": list(report.notes),
+        "notes": [*report.notes, *notes],
     }
 
 
 def _found(request: Request) -> dict[str, Any]:
     if not request.found:
         return {}
-    return {"split": {"notes": list(request.notes), "found": [asdict(found) for found in request.found]}}
+    return {"split": {"policy": POLICY_NAME, "found": [asdict(found) for found in request.found]}}
