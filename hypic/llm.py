@@ -186,7 +186,14 @@ class LLM:
             progress(len(reports), total)
 
     def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
-        """Drop the idle entries that match all of what is given, snapshots too when nothing is; how many."""
+        """Drop the idle entries that match all of what is given, snapshots too when nothing is; how many.
+
+        Texts that match are no longer found in flat prompts either.
+        """
+        if source is None and name is None and namespace is None:
+            self.registry.clear()
+        else:
+            self.registry.forget(source=source, name=name, namespace=namespace)
         return self._loop.call(partial(_forget, source=source, name=name, namespace=namespace))
 
     def stats(self) -> dict[str, Any]:

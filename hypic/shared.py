@@ -20,7 +20,8 @@ _Spec = tuple[str | None, tuple[tuple[str, Any], ...]]
 class _Shared:
     """Engines by specification, and how many use each."""
 
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    # Reentrant: a finalizer may release while this very thread is acquiring.
+    lock: threading.RLock = field(default_factory=threading.RLock)
     engines: dict[_Spec, LLM] = field(default_factory=dict)
     users: dict[_Spec, int] = field(default_factory=dict)
 

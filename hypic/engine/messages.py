@@ -18,7 +18,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 HINTS = ("kind", "cache", "name", "source", "namespace")
 GLUE = Prompt().glue
 _CACHED_KINDS = frozenset({"document", "skill", "memory", "turn"})
-_OURS = ("content", "extras", "hypic")
+_OURS = ("content", "extras", "hypic", "glue")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,9 @@ def _read(message: Message, index: int) -> Turn:
         raise PromptError(f"message {index} has the role {role!r}; use one of {', '.join(ROLES)}.")
     blocks = _blocks(message, role)
     # An answer returns in the pieces in which it was streamed: nothing stood between them.
-    glue = "" if role == "assistant" else GLUE
+    glue = "" if role == "assistant" else message.get("glue", GLUE)
+    if not isinstance(glue, str):
+        raise PromptError(f"the glue of message {index} is {type(glue).__name__}; pass text.")
     fields = {key: value for key, value in message.items() if key not in _OURS}
     return Turn(fields, split_parts(blocks, glue, at_head=index == 0))
 

@@ -20,7 +20,7 @@ from hypic.engine.batch import Batch
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.models import Model
 from hypic.engine.plan import Piece
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.scheduler import Work
 from hypic.engine.segment import CachedSegment
@@ -171,7 +171,10 @@ class Answer:
 
 
 class _Watched:
-    """A model that notes what it was given and what came out."""
+    """A model that also computes the rows that a step leaves out, and notes their hidden states.
+
+    The engine gets what its own forward gives; the other pass runs before, and what it wrote is taken back.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -184,10 +187,15 @@ class _Watched:
     def layout(self) -> Any:
         return self.model.layout
 
-    def forward(self, batch: Batch, pool: Pool) -> Tensor:
-        hidden = self.model.forward(batch, pool)
-        self.last = batch, hidden.clone()
-        return hidden
+    def forward_final(self, batch: Batch, pool: Pool) -> tuple[Tensor, Tensor]:
+        slots = torch.cat([batch.scan.write_slots, batch.scan.fold_states, batch.conv.write_slots]).unique()
+        touched = [(tensor, slots, tensor[slots]) for tensor in (*pool.states, *pool.tails)]
+        folds = batch.scan.fold_transitions
+        touched += [(tensor, folds, tensor[folds]) for tensor in pool.transitions]
+        self.last = batch, self.model.forward(batch, pool)
+        for tensor, where, before in touched:
+            tensor[where] = before
+        return self.model.forward_final(batch, pool)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
@@ -215,6 +223,7 @@ class Bench:
         self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes)
         self.pool, self.store, self.at_start = pool, self.engine.store, pool.free
         self.answers: dict[str, Answer] = {}
+        self.restarts: dict[str, int] = {}
         self.num_steps, self._number = 0, 0
         self._settle, self.engine.settle = self.engine.settle, self._note  # type: ignore[method-assign]
 
@@ -222,14 +231,18 @@ class Bench:
         batch, hidden = self._last()
         logits = self.watched.logits(hidden)
         for number, run in enumerate(work.requests, len(work.encodes)):
+            self.restarts[run.request.id] = run.request.restarts
             answer, span = self.answers[run.request.id], batch.chain_tokens[number]
             positions = batch.positions[span].tolist()
             answer.runs.append(len(positions))
             answer.logits.update(zip(positions, logits[span], strict=True))
+        wanting = [run for run in work.requests if run.chain.wants_logits]
+        for run, row in zip(wanting, result.logits, strict=True):
+            self.answers[run.request.id].logits[run.reached - 1] = row
         return self._settle(work, result)
 
     def _last(self) -> tuple[Batch, Tensor]:
-        assert self.watched.last is not None, "nothing was run"
+        assert self.watched.last is not None, "a step has settled that never ran"
         return self.watched.last
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -307,6 +320,11 @@ class Bench:
             held[f"K{layer}"], held[f"V{layer}"] = pool.read_kv(layer, slots)
         return {name: tensor for name, tensor in held.items() if tensor.numel()}
 
+    @property
+    def num_segments(self) -> int:
+        """Entries of segments; the store holds snapshots as well."""
+        return sum(not entry.is_snapshot for entry in self.store)
+
     def assert_sound(self) -> None:
         """Every page and slot is either free or accounted for by entries and running requests."""
         held, states, transitions, pages = self._owners()
@@ -352,7 +370,3 @@ class Bench:
         self.store.clear()
         assert self.pool.free == self.at_start
         assert self.store.stats.held_bytes == self.store.stats.num_entries == 0
-
-
-def total(need: Need) -> int:
-    return need.pages + need.states + need.transitions

@@ -32,6 +32,7 @@ from tests.engine.harness import (
 from tests.reference import Faults
 
 Make = Callable[..., Bench]
+BITTEN = ["qwen", "minimax", "minimax-partial"]
 MODELS = [*FAMILIES, "qwen-tied", "qwen-wide", "qwen-conv-2"]
 SINGLE = ["qwen-linear", "qwen-attention", "minimax-linear", "minimax-attention"]
 DTYPES = list(TOLERANCE)
@@ -52,7 +53,7 @@ def test_cached_equals_uncached(name: str, dtype: str, bench: Make, checkpoints:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "fault"), cases(FAMILIES, has_short=True))
+@pytest.mark.parametrize(("name", "fault"), cases(BITTEN, has_short=True))
 def test_cached_equals_uncached_bites(
     name: str, fault: str, dtype: str, bench: Make, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +85,7 @@ def test_a_faulty_reference_is_not_what_the_engine_computes(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seam", [3, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("seam", [3, 8, 32, 64])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_only_segment_at_the_head_equals_full_recompute(
     name: str, seam: int, dtype: str, bench: Make, checkpoints: Checkpoints
@@ -97,7 +98,7 @@ def test_only_segment_at_the_head_equals_full_recompute(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("name", "fault"), cases(FAMILIES, has_short=False))
+@pytest.mark.parametrize(("name", "fault"), cases(BITTEN, has_short=False))
 def test_only_segment_at_the_head_bites(
     name: str, fault: str, dtype: str, bench: Make, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +108,7 @@ def test_only_segment_at_the_head_bites(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seam", [4, 8, 16])
+@pytest.mark.parametrize("seam", [4, 8])
 @pytest.mark.parametrize("name", SINGLE)
 def test_many_segments_equal_full_recompute_in_one_mixing_layer(
     name: str, seam: int, dtype: str, bench: Make, checkpoints: Checkpoints
@@ -189,11 +190,13 @@ def test_ablations_share_entries_but_not_answers_from_snapshots(bench: Make, che
     turn = [live(40, 1, ends=True), seg(30, 2), live(40, 3, ends=True)]
     first = engine.ask(turn, POLICY, max_tokens=2)
     assert first.outcomes == ["encoded"]
+    seams = {8}
     for policy in ABLATIONS.values():
         again = engine.ask([*turn, live(3, 4)], policy)
         expected = checkpoints.expected("qwen", [*turn, live(3, 4)], policy)
         assert again.error_where_run(expected) < TOLERANCE["float64"]
-        assert again.outcomes == ["hit" if policy.seam == 8 else "live" if policy.seam > 29 else "encoded"]
+        assert again.outcomes == ["live" if policy.seam >= 30 else "hit" if policy.seam in seams else "encoded"]
+        seams.add(policy.seam)
 
 
 def test_segments_mixed_with_ablations_in_one_batch(bench: Make, checkpoints: Checkpoints) -> None:

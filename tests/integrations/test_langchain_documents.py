@@ -165,7 +165,9 @@ def test_documents_of_a_chain_are_known_afterwards(engine: ScriptedEngine) -> No
     answer = ChatHypic(engine=engine).invoke(f"Once more: {PAGES[2]} And now?")
     assert segments(engine.last.prompt) == [SEGMENTS[2]]
     assert said(engine.last.prompt) == [("user", f"Once more: {PAGES[2]} And now?")]
-    found = answer.response_metadata["hypic"]["split"]["found"]
+    report = answer.response_metadata["hypic"]
+    assert report["notes"] == ["scripted", "flat prompt split at 1 known text (policy known-texts)"]
+    found = report["split"]["found"]
     start = len("Once more: ")
     end = start + len(PAGES[2])
     assert found == [{"message": 0, "block": 0, "start": start, "end": end, "name": "d2", "source": "2.md"}]

@@ -17,6 +17,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
+from hypic.engine.messages import split_turns
 from hypic.errors import ConfigError
 from hypic.integrations.langchain import segment
 from hypic.integrations.langchain.messages import KnownTexts, Request, message_request
@@ -144,3 +145,10 @@ def test_cutting_a_string_never_changes_the_text(blocks: list[str], texts: list[
     registry.register(texts)
     message = HumanMessage("".join(blocks) if whole else [{"type": "text", "text": "".join(blocks)}])
     assert said(asked(message, texts=KnownTexts(registry, None, True)).prompt) == said(asked(message).prompt)
+
+
+def test_the_engine_leaves_glue_out_where_a_message_says_so() -> None:
+    text = f"<c>{PAGES[0]}</c>When?"
+    request = asked(HumanMessage(text), texts=known(PAGES[0]))
+    (turn,) = split_turns(request.prompt)
+    assert "".join(part.text for part in turn.parts) == text

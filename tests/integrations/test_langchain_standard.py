@@ -1,18 +1,25 @@
-"""LangChain's own unit tests for chat models, where they are installed."""
+"""LangChain's own tests for chat models, where ``langchain-tests`` is installed: all that need no tools or media."""
 
+import inspect
 from typing import Any
 
 import pytest
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
 
 from hypic.integrations.langchain import ChatHypic
 from tests.integrations.scripted import ScriptedEngine
 
-suite = pytest.importorskip("langchain_tests.unit_tests", reason="langchain-tests is not installed")
+suites = pytest.importorskip("langchain_tests", reason="langchain-tests is not installed")
+unit = pytest.importorskip("langchain_tests.unit_tests")
+integration = pytest.importorskip("langchain_tests.integration_tests")
+
+for _, _case in inspect.getmembers(integration.ChatModelIntegrationTests, inspect.iscoroutinefunction):
+    pytest.mark.asyncio(_case)
 
 
-class TestChatHypic(suite.ChatModelUnitTests):  # type: ignore[misc,name-defined]
-    """The standard suite; tools and structured output are not in this version."""
+class Scripted:
+    """What the suites are told about the model; tools and structured output are not in this version."""
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
@@ -29,3 +36,26 @@ class TestChatHypic(suite.ChatModelUnitTests):  # type: ignore[misc,name-defined
     @property
     def has_structured_output(self) -> bool:
         return False
+
+
+class TestUnit(Scripted, unit.ChatModelUnitTests):  # type: ignore[misc,name-defined]
+    """The suite that needs no engine."""
+
+
+class TestIntegration(Scripted, integration.ChatModelIntegrationTests):  # type: ignore[misc,name-defined]
+    """The suite that calls the model."""
+
+    @property
+    def supported_usage_metadata_details(self) -> dict[str, list[str]]:
+        details = ["cache_read_input", "cache_creation_input"]
+        return {"invoke": details, "stream": details}
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        chat = ChatHypic(engine=ScriptedEngine())
+        if not stream:
+            return chat.invoke("When?")
+        first, *rest = chat.stream("When?")
+        return sum(rest, first)
+
+    def invoke_with_cache_creation_input(self, *, stream: bool = False) -> AIMessage:
+        return self.invoke_with_cache_read_input(stream=stream)

@@ -16,7 +16,7 @@ from hypic_apps.cli.options import add_engine_options, engine_settings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hypic import LLM
+    from hypic import LLM, EngineConfig
 
 REAL_MODEL = 'for a real one, download a checkpoint and use: hypic ask --model FOLDER "question" FILES...'
 
@@ -26,7 +26,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="FOLDER",
-        help="checkpoint folder, or org/name in the local Hugging Face cache or on the Hub (default: the bundled model)",
+        help="checkpoint folder, or org/name of the Hugging Face Hub (default: the bundled model)",
     )
     add_engine_options(parser)
 
@@ -38,12 +38,6 @@ class Loaded:
     llm: LLM
     folder: str
     is_bundled: bool
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters, from the bytes of the weights: exact where all have one type."""
-        sizes = {"float64": 8, "float32": 4}
-        return int(self.llm.stats()["weight_bytes"]) // sizes.get(self.llm.config.dtype, 2)
 
 
 @contextmanager
@@ -75,3 +69,12 @@ def model_folder(model: str | None) -> Path:
     if not folder.is_dir():
         raise InputError("this installation has no bundled model; pass --model FOLDER.")
     return folder
+
+
+def device_of(config: EngineConfig) -> str:
+    """The device that ``auto`` comes to on this machine."""
+    import torch
+
+    if config.device != "auto":
+        return config.device
+    return "cuda" if torch.cuda.is_available() else "cpu"

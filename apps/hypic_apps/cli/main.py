@@ -44,7 +44,7 @@ def build() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hypic {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
     for command in (demo, ask, chat, models):
         command.add(commands)
     return parser
@@ -52,7 +52,11 @@ def build() -> Parser:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        args = build().parse_args(argv)
+        parser = build()
+        args = parser.parse_args(argv)
+        if "run" not in args:
+            parser.print_help(sys.stderr)
+            return 2
         run: Callable[..., int] = args.run
         return run(args)
     except SystemExit as leaving:  # --help and --version

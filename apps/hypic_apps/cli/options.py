@@ -1,4 +1,4 @@
-"""Flags made from the fields of ``EngineConfig`` and ``Policy``, so that every setting has one and none is forgotten."""
+"""Flags made from the fields of ``EngineConfig`` and ``Policy``: every setting has one, and none is written twice."""
 
 from __future__ import annotations
 

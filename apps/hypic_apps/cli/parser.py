@@ -18,12 +18,15 @@ class Parser(argparse.ArgumentParser):
 Subparsers = argparse._SubParsersAction  # argparse gives it no public name
 
 
-def add_command(commands: Subparsers[Parser], name: str, summary: str, examples: str, details: str = "") -> Parser:
-    """A subcommand with its help: summary, details, and example calls, one a line."""
+def add_command(
+    commands: Subparsers[Parser], name: str, arguments: str, summary: str, examples: str, details: str
+) -> Parser:
+    """A subcommand with its help: arguments, summary, details, and example calls, one a line."""
     return commands.add_parser(
         name,
+        usage=" ".join(["%(prog)s [options]", *arguments.split()]),
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}." + (f"\n\n{details}" if details else ""),
+        description=f"{summary[0].upper()}{summary[1:]}.\n\n{details}",
         epilog="examples:\n" + "\n".join(f"  {line}" for line in examples.strip().splitlines()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -1,0 +1,1 @@
+"""Measuring: peers to compare with in the same run."""

@@ -1,0 +1,196 @@
+"""What the demo found out: answers and times as values, as a table, as closing lines and as one JSON object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hypic.types import CacheReport
+from hypic_apps.cli.checkpoint import Description, describe
+from hypic_apps.cli.corpora import Question
+from hypic_apps.cli.engine import REAL_MODEL, Loaded
+from hypic_apps.cli.hardware import hardware
+from hypic_apps.cli.reports import as_json, seconds
+from hypic_apps.cli.screen import result
+from hypic_apps.cli.timing import OURS, PEER, Case, Times
+
+# The engine's own time and the caller's clock may differ by the hand-over between two threads, no more.
+CLOCKS_DIFFER = 1.2
+CLOCKS_DIFFER_S = 0.01
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question as it was answered when it was asked for the first time, after those before it."""
+
+    question: Question
+    text: str
+    case: Case
+    report: CacheReport
+
+    @property
+    def is_correct(self) -> bool:
+        return self.question.is_answered_by(self.text)
+
+    @property
+    def verdict(self) -> str:
+        return "correct" if self.is_correct else f"expected: {self.question.expected}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times of every question, and the peer's version or what kept it from being measured."""
+
+    times: Sequence[Times]
+    peer_version: str | None
+    peer_problem: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that one demo found out."""
+
+    answers: Sequence[Answer]
+    measured: Measured
+    model: Loaded
+
+    @property
+    def num_correct(self) -> int:
+        return sum(answer.is_correct for answer in self.answers)
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.measured.times[0].runs["full"])
+
+    @property
+    def full_to_warm(self) -> float:
+        """Median over the questions of full recompute's time over the warm time."""
+        return median(times.ratio("full", "warm") for times in self.measured.times)
+
+    @property
+    def full_to_transformers(self) -> float | None:
+        """Median over the questions of full recompute's time over transformers'; ``None`` if it was not measured."""
+        if self.measured.peer_version is None:
+            return None
+        return median(times.ratio("full", PEER) for times in self.measured.times)
+
+    @property
+    def same_first_token(self) -> int:
+        """For how many questions transformers' likeliest token was the engine's under full recompute."""
+        return sum(times.runs["full"][0].token_id == times.runs[PEER][0].token_id for times in self.measured.times)
+
+    def clock_faults(self) -> Iterator[str]:
+        """Arms whose reported time to the first token is not what the caller waited."""
+        for arm in OURS:
+            runs = [run for times in self.measured.times for run in times.runs[arm]]
+            told, waited = median(run.ttft_s for run in runs), median(run.wall_s for run in runs)
+            if not told <= waited <= told * CLOCKS_DIFFER + CLOCKS_DIFFER_S:
+                yield f"{arm}: the engine reports {seconds(told)} but the caller waited {seconds(waited)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that ``hypic demo --json`` prints; times in seconds, medians over the rounds."""
+        peer: dict[str, Any] = {"version": self.measured.peer_version, "problem": self.measured.peer_problem or None}
+        if self.measured.peer_version is not None:
+            peer |= {"same_first_token": self.same_first_token}
+        return {
+            "questions": [_question_json(a, t) for a, t in zip(self.answers, self.measured.times, strict=True)],
+            "num_correct": self.num_correct,
+            "rounds": self.num_rounds,
+            "ratio_full_to_warm": self.full_to_warm,
+            "full_to_transformers": self.full_to_transformers,
+            "transformers": peer,
+            "clock_faults": list(self.clock_faults()),
+            "model": _model_json(self.model),
+            "hardware": hardware(),
+        }
+
+
+def introduce(console: Console, model: Loaded, num_documents: int, num_passages: int) -> None:
+    """Says what is searched and who answers."""
+    console.print(f"{num_documents} documents, {num_passages} passages, searched with BM25.")
+    size = _size(model)
+    if model.is_bundled:
+        console.print(f"{model.llm.model_name}, a demo model of {size}, answers;\n{REAL_MODEL}")
+    else:
+        console.print(f"{model.llm.model_name}{f', {size},' if size else ''} answers.")
+
+
+def show_times(console: Console, found: Outcome) -> None:
+    """One line per question: times of every arm, and what the warm arm computed and reused."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", padding=(0, 1))
+    table.title = "time to the first token"
+    table.add_column("question", ratio=1, no_wrap=True, overflow="ellipsis")
+    peers = (PEER,) if found.measured.peer_version is not None else ()
+    for arm in (*peers, *OURS):
+        table.add_column(arm, justify="right", no_wrap=True)
+    table.add_column("full/warm", justify="right", no_wrap=True)
+    table.add_column("run", justify="right", no_wrap=True)
+    table.add_column("reused", justify="right", no_wrap=True)
+    for answer, times in zip(found.answers, found.measured.times, strict=True):
+        warm, cells = times.runs["warm"][0].report, [seconds(times.ttft_s(arm)) for arm in (*peers, *OURS)]
+        ratio = f"{times.ratio('full', 'warm'):.1f}x"
+        table.add_row(answer.question.question, *cells, ratio, str(warm.computed_tokens), str(warm.reused_tokens))
+    console.print()
+    console.print(table)
+    for fault in found.clock_faults():
+        console.print(f"the two clocks differ, {fault}.", style="red")
+
+
+def show_conclusion(found: Outcome) -> None:
+    """The closing lines, on stdout."""
+    num, rounds = len(found.answers), found.num_rounds
+    times = f"{rounds} time{'s' if rounds > 1 else ''}"
+    result(f"\n{found.num_correct} of {num} answers are as expected.")
+    result(f"With all passages found, the first token comes {found.full_to_warm:.1f}x sooner than with full recompute")
+    result(f"(median of {num} questions, each measured {times}).")
+    ratio = found.full_to_transformers
+    if ratio is None:
+        result(f"transformers was not measured: {found.measured.peer_problem}")
+    else:
+        result(
+            f"Full recompute takes {ratio:.2f}x the time of transformers {found.measured.peer_version} on the same "
+            f"token ids\n(same run, type and threads; same first token on {found.same_first_token} of {num})."
+        )
+
+
+def _question_json(answer: Answer, times: Times) -> dict[str, Any]:
+    """Segments and counts are those of the first warm run; ``first_asked`` has those of the answer."""
+    warm = times.runs["warm"][0].report
+    return {
+        "question": answer.question.question,
+        "answer": answer.text,
+        "expected": answer.question.expected,
+        "correct": answer.is_correct,
+        "segments": [asdict(segment) for segment in warm.segments],
+        "prompt_tokens": warm.prompt_tokens,
+        "computed_tokens": warm.computed_tokens,
+        "reused_tokens": warm.reused_tokens,
+        "ttft_s": {arm: times.ttft_s(arm) for arm in OURS},
+        "wall_s": {arm: median(run.wall_s for run in times.runs[arm]) for arm in OURS},
+        "transformers_s": times.ttft_s(PEER) if PEER in times.runs else None,
+        "first_asked": as_json(answer.report),
+    }
+
+
+def _description(model: Loaded) -> Description | None:
+    """What the checkpoint's files say; ``None`` for a name of the Hub."""
+    folder = Path(model.folder).expanduser()
+    return describe(folder) if folder.is_dir() else None
+
+
+def _size(model: Loaded) -> str:
+    description = _description(model)
+    return "" if description is None else f"{description.num_parameters / 1e6:.1f} million parameters"
+
+
+def _model_json(model: Loaded) -> dict[str, Any]:
+    description = _description(model)
+    known = {} if description is None else asdict(description)
+    return {"name": model.llm.model_name, "bundled": model.is_bundled, "dtype": model.llm.config.dtype, **known}

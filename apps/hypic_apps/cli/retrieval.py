@@ -1,0 +1,64 @@
+"""Documents to an index of passages, with a progress bar: BM25, which needs no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Protocol
+
+from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.screen import progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hypic import Segment
+    from hypic_retriever.index import Index
+    from hypic_retriever.passages import Passage
+
+
+class Document(Protocol):
+    """A text with a name that is shown beside its passages."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+
+
+def index_documents(documents: Sequence[Document], console: Console) -> Index:
+    """All passages of the documents, ready to be searched.
+
+    Raises:
+        InputError: a document cannot be indexed.
+    """
+    from hypic_retriever import Index, Splitter
+    from hypic_retriever.errors import RetrieverError
+
+    splitter, passages = Splitter(), []
+    try:
+        with progress(console) as bar:
+            for document in bar.track(documents, description="indexing documents"):
+                passages += splitter.split(document.text, document.name)
+            return Index(passages)
+    except RetrieverError as error:
+        raise InputError(str(error)) from error
+
+
+def search(index: Index, question: str, k: int) -> list[Passage]:
+    """The ``k`` passages that fit best, best first.
+
+    Raises:
+        InputError: no passage has anything to do with the question.
+    """
+    found = [hit.passage for hit in index.search(question, k)]
+    if not found:
+        raise InputError(f"no passage has a word in common with {question!r}; ask with words that the files use.")
+    return found
+
+
+def segments(passages: Iterable[Passage]) -> list[Segment]:
+    """Passages as segments, labelled with their file and place."""
+    from hypic import Segment
+
+    return [Segment(p.text, name=p.id, source=PurePath(p.source).name or None) for p in passages]

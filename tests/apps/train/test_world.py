@@ -1,0 +1,107 @@
+"""The generator: reproducible, disjoint splits, every answer in its passages, no ambiguous question."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.names import MAKERS, Names
+from hypic_apps.train.passages import PRONOUNS
+from hypic_apps.train.schema import Schema, Split
+from hypic_apps.train.world import KINDS, NOT_STATED, World, key_facts, updates
+
+SEEDS = range(60)
+
+
+def world(corpus: Corpus, relations: Schema, seed: int, split: Split = "train") -> World:
+    return World(Names.of_split(corpus, split), relations, split, Random(seed), ("A plain sentence.",))
+
+
+def test_there_are_relations_enough_with_templates_enough(relations: Schema) -> None:
+    every = [relation for found in relations.values() for relation in found]
+    assert len(every) >= 40
+    assert sum(relation.held_out for relation in every) == 5
+    told = [r for r in every if not r.held_out]
+    assert min(len(r.statements) for r in told) >= 8
+    assert min(len(r.questions) for r in told) >= 3
+    assert all(r.choices or r.value in MAKERS for r in every)
+    assert set(relations) == set(KINDS) and set(PRONOUNS) <= set(KINDS)
+
+
+def test_templates_name_subject_and_value(relations: Schema) -> None:
+    for relation in (r for found in relations.values() for r in found):
+        assert all("{s}" in t and "{o}" in t for t in relation.statements)
+        assert all("{s}" in t and "{o}" not in t for t in relation.questions)
+        assert all("{o}" in t and "{s}" not in t for t in relation.reverse)
+        assert not set(relation.said("train")) & set(relation.said("test"))
+        assert not set(relation.asked("train")) & set(relation.asked("test"))
+
+
+def test_name_pools_are_disjoint(corpus: Corpus) -> None:
+    train, test = Names.of_split(corpus, "train"), Names.of_split(corpus, "test")
+    for mine, theirs in ((train.first, test.first), (train.towns, test.towns), (train.coined, test.coined)):
+        assert mine and theirs and not set(mine) & set(theirs)
+
+
+def test_the_seed_decides_everything(corpus: Corpus, relations: Schema) -> None:
+    one, same, other = (world(corpus, relations, seed).passages(5, 4) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_answer_stands_in_its_own_passage(corpus: Corpus, relations: Schema, split: Split) -> None:
+    for seed in SEEDS:
+        for passage in world(corpus, relations, seed, split).passages(6, 5):
+            text = passage.text.lower()
+            assert passage.asks
+            assert all(ask.answer.lower() in text for ask in passage.asks), passage
+
+
+def test_no_question_of_a_world_has_two_answers(corpus: Corpus, relations: Schema) -> None:
+    for seed in SEEDS:
+        made = world(corpus, relations, seed)
+        asks = [ask for passage in made.passages(8, 4) for ask in passage.asks] + made.reversed_asks()
+        answers: dict[str, str] = {}
+        for ask in asks:
+            assert answers.setdefault(ask.question, ask.answer) == ask.answer
+
+
+def test_what_is_not_stated_is_not_stated(corpus: Corpus, relations: Schema) -> None:
+    seen = 0
+    for seed in SEEDS:
+        made = world(corpus, relations, seed)
+        made.passages(6, 3)
+        told = {(fact.subject, question) for fact in made.facts for question in fact.relation.questions}
+        for ask in made.unstated_asks(3):
+            seen += 1
+            assert ask.answer == NOT_STATED
+            assert not any(q.replace("{s}", subject) == ask.question for subject, q in told)
+    assert seen > 20
+
+
+def test_the_latest_notice_has_the_asked_value(corpus: Corpus, relations: Schema) -> None:
+    for seed in SEEDS:
+        passages = updates(world(corpus, relations, seed), 6)
+        asks = passages[-1].asks
+        assert asks and all(any(ask.answer.lower() in p.text.lower() for p in passages) for ask in asks)
+
+
+def test_key_facts_are_first_sentences_in_order(corpus: Corpus, relations: Schema) -> None:
+    passages = world(corpus, relations, 3).passages(3, 3)
+    answer = key_facts(passages).answer
+    places = [answer.index(passage.first) for passage in passages]
+    assert places == sorted(places)
+
+
+def test_two_hops_end_at_a_fact(corpus: Corpus, relations: Schema) -> None:
+    found = 0
+    for seed in SEEDS:
+        made = world(corpus, relations, seed)
+        made.passages(10, 5)
+        values = {fact.value for fact in made.facts}
+        asks = made.two_hop_asks(3)
+        found += len(asks)
+        assert all(ask.answer in values for ask in asks)
+    assert found > 5
