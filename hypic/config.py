@@ -33,7 +33,8 @@ class EngineConfig:
     ``memory`` sizes the one pool of pages and state slots: bytes, a size such as ``"8GiB"``, or a
     share of what is free as a float in (0, 1); half by default. ``store`` caps what unpinned
     entries may hold in it (``"device://2GiB"``; by default all that requests do not use).
-    ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens.
+    ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
+    adapter, a folder or a repository, merged into the weights when they are loaded.
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -50,6 +51,7 @@ class EngineConfig:
     policy: Policy = Policy()
     seed: int = 0
     load_format: str = "safetensors"
+    adapter: str | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +61,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number, 1 or more.")
+        if self.adapter is not None and not isinstance(self.adapter, str):
+            raise ConfigError(
+                f"adapter is {self.adapter!r}; an engine merges one adapter, named by its folder or repository as text: "
+                "merge several into one beforehand, or run an engine for each."
+            )
         if not isinstance(self.policy, Policy):
             raise ConfigError(f"policy is {self.policy!r}; pass hypic.Policy(...).")
         self.memory_bytes(2**40)

@@ -76,7 +76,7 @@ class LLM:
         policy: Policy | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> Iterator[Completion]:
+    ) -> Stream:
         """Pieces of the answer as they come; the last one carries ``finish_reason``, ``usage`` and ``report``.
 
         Breaking off frees all that the request holds.
@@ -86,7 +86,7 @@ class LLM:
             NonFiniteOutput, WorkerLost, RequestAborted: the answer cannot be completed.
         """
         task = self._task(prompt, sampling, policy, tools, chat_template_kwargs)
-        return self._drain(task, self._submit(task))
+        return self._streamed(task)
 
     async def astream(
         self,
@@ -128,12 +128,12 @@ class LLM:
         if not _is_many(prompt):
             return Completion.join(list(self.stream(prompt, sampling, **options)))
         tasks = [self._task(one, sampling, **_options(options)) for one in prompt]
-        streams = [self._drain(task, self._submit(task)) for task in tasks]
+        streams = [self._streamed(task) for task in tasks]
         try:
             return [Completion.join(list(stream)) for stream in streams]
         finally:
-            for task in tasks:
-                self._loop.abort(task.id)
+            for stream in streams:
+                stream.close()
 
     async def agenerate(self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer, for event loops."""
@@ -253,21 +253,39 @@ class LLM:
         self._loop.submit(task, inbox.put)
         return inbox
 
-    def _drain(self, task: Task, inbox: _Inbox) -> Iterator[Completion]:
-        answer = _Answer()
-        try:
-            while not answer.is_over:
-                yield answer.take(inbox.get())
-            self._remember(task, answer)
-        finally:
-            if not answer.is_over:
-                self._loop.abort(task.id)
+    def _streamed(self, task: Task) -> Stream:
+        return Stream(self._loop, self._submit(task), task, self._remember)
 
     def _remember(self, task: Task, answer: _Answer) -> None:
         """Keep the ids of a generated text for when it comes back, unless a stop string cut it short of its ids."""
         whole = not task.sampling.stop or (answer.ids and answer.ids[-1] in self.tokenizer.eos_ids)
         if whole:
             self.tokenizer.remember("".join(answer.texts), answer.ids)
+
+
+class Stream(Iterator[Completion]):
+    """The pieces of one answer. Closing it, or dropping it unread or half read, frees all that the request holds."""
+
+    def __init__(self, loop: EngineLoop, inbox: _Inbox, task: Task, remember: Callable[[Task, _Answer], None]) -> None:
+        self._loop, self._inbox, self._task, self._remember = loop, inbox, task, remember
+        self._answer = _Answer()
+
+    def __next__(self) -> Completion:
+        if self._answer.is_over:
+            raise StopIteration
+        piece = self._answer.take(self._inbox.get())
+        if self._answer.is_over:
+            self._remember(self._task, self._answer)
+        return piece
+
+    def close(self) -> None:
+        """Break the answer off."""
+        if not self._answer.is_over:
+            self._answer.is_over = True
+            self._loop.abort(self._task.id)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @dataclass

@@ -80,6 +80,7 @@ class Admission:
             for entry in found.hits:
                 self.store.unpin(entry)
             return False
+        self.store.count(len(found.hits), len(missing))
         self._hold(request, found)
         self._begin_all(request, missing)
         self._collect(request, found, missing)
@@ -108,7 +109,7 @@ class Admission:
         self.store.put(job.entry)
 
     def broken(self, job: Encode) -> None:
-        """A segment's encode is not finite: nobody keeps it, and each waiter fails by its own result."""
+        """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""
         del self.encoding[job.entry.key]
         for request in job.waiters.values():
             if request.held is not None:
@@ -208,7 +209,7 @@ class Admission:
             namespace=planned.segment.namespace,
         )
         slots = np.concatenate([pool.slots_of(seam_pages, seam), interior])
-        return Encode(entry, seam, slots, seam_pages, pool.take_state())
+        return Encode(entry, seam, slots, seam_pages, pool.take_state(), request.plan.policy.deterministic)
 
     def _map_slots(self, request: Request, start: int) -> None:
         """Token slots by position: the snapshot's, the request's own for rows, the entries' for interiors."""

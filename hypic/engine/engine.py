@@ -18,6 +18,7 @@ from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
 from hypic.engine.scheduler import Scheduler, Work
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.watch import ReuseWatch
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
 from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
 
@@ -78,6 +79,7 @@ class Engine:
         self.admission = Admission(runner.pool, self.store, runner.max_context)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler = Sampler()
+        self.watch = ReuseWatch()
         self._answers: dict[str, _Answer] = {}
 
     @property
@@ -123,11 +125,10 @@ class Engine:
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:
         """Store new segments, append tokens, free what is finished."""
-        self.scheduler.settle(work, set(result.broken))
+        failed = self.scheduler.settle(work, set(result.broken))
         wanting = [run.request for run in work.requests if run.chain.wants_logits]
         answers = [self._answers[request.id] for request in wanting]
         sampled = self.sampler.sample(result.logits, [answer.sampling for answer in answers]) if answers else []
-        failed = {run.request.id for n, run in enumerate(work.requests, len(work.encodes)) if n in result.broken}
         emitted = []
         for answer, token in zip(answers, sampled, strict=True):
             if token.finite and answer.request.id not in failed:
@@ -163,6 +164,7 @@ class Engine:
         report = self._report(answer)
         usage = Usage(report.prompt_tokens, len(request.generated), report.reused_tokens, request.encoded)
         self._end(answer)
+        self.watch.see(report)
         piece = Completion(text, (token_id,), "", reason, logprobs, usage, report)
         return Emission(request.id, piece, is_last=True)
 

@@ -66,8 +66,9 @@ class Request:
         return (*self.prompt.ids, *self.generated)[:length]
 
     def restart(self) -> None:
-        """Begin again, with what was generated as the end of the prompt."""
-        self.plan = self.prompt.continued(self.generated)
+        """Begin again, with what was generated as the end of the prompt; a deterministic request takes the very
+        steps again that it took before."""
+        self.plan = self.prompt if self.prompt.policy.deterministic else self.prompt.continued(self.generated)
         self.done = self.initial_slot = self.last_mark = 0
         self.restarts += 1
 
@@ -96,14 +97,14 @@ class Request:
         token = self.generated[position - len(self.prompt.ids)]
         row = RowLink([token], position, held.slots[position : position + 1])
         context = held.slots[: position + 1]
-        return self._chain([row], context, wants_logits=True)
+        return self._chain([row], context, wants_logits=self._is_new(position + 1))
 
     def prefill_chain(
         self, budget: int, is_ready: Callable[[CachedSegment], bool], snapshot_slot: Callable[[Mark], int | None]
     ) -> tuple[Chain | None, int]:
         """Links from ``done`` on, at most ``budget`` tokens of rows; the chain, and the position it reaches."""
         links: list[RowLink | InteriorLink] = []
-        position, reached, num_rows = self.done, self.done, 0
+        position, reached, num_rows, border = self.done, self.done, 0, self._border()
         for span in self.plan.spans:
             if span.stop <= position:
                 continue
@@ -113,17 +114,27 @@ class Request:
                 links.append(self._interior(span))
                 position = span.stop
                 continue
-            stop = min(span.stop, position + budget)
+            stop = min(span.stop, position + budget, border)
             rows = self._rows(position, stop, snapshot_slot)
             links += rows
             budget, num_rows, position = budget - (stop - position), num_rows + len(rows), stop
             reached = stop if rows else reached
-            if stop < span.stop:
+            if stop < span.stop or stop == border:
                 break
         if num_rows == 0:
             return None, self.done
         context = self._held().slots[:reached]
-        return self._chain(links, context, wants_logits=position >= self.num_planned), position
+        return self._chain(links, context, wants_logits=self._is_new(position)), position
+
+    def _border(self) -> int:
+        """Where the next step ends at the latest: for a deterministic request at the next mark, so that its steps are
+        the same whether memory has room for snapshots or not."""
+        marks = [mark.position for mark in self.plan.marks if mark.position > self.done]
+        return min(marks) if marks and self.plan.policy.deterministic else self.num_planned
+
+    def _is_new(self, position: int) -> bool:
+        """Whether the token at ``position`` is yet to be chosen."""
+        return position == len(self.prompt.ids) + len(self.generated)
 
     def _rows(self, start: int, stop: int, snapshot_slot: Callable[[Mark], int | None]) -> list[RowLink]:
         rows, slots = [], self._held().slots
@@ -183,6 +194,7 @@ class Encode:
     slots: Slots
     seam_pages: list[int]
     state_slot: int
+    is_alone: bool = False
     waiters: dict[str, Request] = field(default_factory=dict)
     done: int = 0
 

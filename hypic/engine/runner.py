@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from hypic.config import EngineConfig
-from hypic.engine import models, weights
+from hypic.engine import adapter, models, weights
 from hypic.engine.batch import Batch, Chain
 from hypic.engine.models import Model
 from hypic.engine.pool import Pool
 from hypic.engine.segment import Identity
 from hypic.errors import CheckpointError, ConfigError
 
+logger = logging.getLogger("hypic")
 SMALL_WEIGHTS = 2_000_000_000
 
 
@@ -66,22 +68,36 @@ class Runner:
             fingerprint = weights.fill_dummy(model, config.seed, settings)
         else:
             fingerprint = weights.load(model, _as_model(model), folder, settings)
-        return cls._with_pool(_as_model(model), fingerprint, config, dtype, device)
+        merged = "" if config.adapter is None else adapter.merge(model, _as_model(model), weights.locate(config.adapter))
+        return cls._with_pool(_as_model(model), Identity(fingerprint, str(dtype), adapter=merged), config, device)
 
     @classmethod
-    def _with_pool(
-        cls, model: Model, fingerprint: str, config: EngineConfig, dtype: torch.dtype, device: torch.device
-    ) -> Runner:
+    def _with_pool(cls, model: Model, identity: Identity, config: EngineConfig, device: torch.device) -> Runner:
         layout, context = model.layout, min(config.max_context or model.max_context, model.max_context)
         budget = config.memory_bytes(free_bytes(device))
         context = context if config.max_context else _fitting_context(context, budget, layout.token_bytes)
         pool = Pool(layout, budget, config.page_size, context, config.max_running, device)
-        identity = Identity(fingerprint, str(dtype))
+        _log_split(pool, _num_bytes(model), device)
         return cls(model, pool, identity, context, _num_bytes(model))
 
 
 def _as_model(module: nn.Module) -> Model:
     return module  # type: ignore[return-value]
+
+
+def _log_split(pool: Pool, weight_bytes: int, device: torch.device) -> None:
+    layout, mib = pool.layout, 2**20
+    logger.info(
+        "%s: weights %d MiB, pages %d MiB (%d tokens), states %d MiB (%d), transitions %d MiB (%d)",
+        device,
+        weight_bytes // mib,
+        pool.num_pages * pool.page_bytes // mib,
+        pool.num_pages * pool.page_size,
+        pool.num_states * layout.state_bytes // mib,
+        pool.num_states,
+        pool.num_transitions * layout.transition_bytes // mib,
+        pool.num_transitions,
+    )
 
 
 def _num_bytes(model: Model) -> int:

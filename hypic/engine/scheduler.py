@@ -75,6 +75,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Request] = {}
         self.failures: list[tuple[Request, HypicError]] = []
+        self._alone_next = False
 
     @property
     def has_work(self) -> bool:
@@ -108,11 +109,14 @@ class Scheduler:
         """What to run next, or ``None`` if nothing can."""
         self._admit()
         work = Work()
-        alone = next((r for r in self.running.values() if r.plan.policy.deterministic), None)
-        if alone is not None:
-            self._fill_alone(work, alone)
+        alone = [request for request in self.running.values() if request.plan.policy.deterministic]
+        together = [request for request in self.running.values() if not request.plan.policy.deterministic]
+        self._alone_next = bool(alone) and (self._alone_next or not together)
+        if self._alone_next:
+            self._fill_alone(work, alone[0])
         else:
-            self._fill(work)
+            self._fill(work, together)
+        self._alone_next = not self._alone_next
         return work if work.requests or work.encodes else None
 
     def _admit(self) -> None:
@@ -125,15 +129,16 @@ class Scheduler:
             else:
                 self._fail(request, StoreFull("memory is held by pinned entries; unpin some or raise memory=."))
 
-    def _fill(self, work: Work) -> None:
+    def _fill(self, work: Work, together: list[Request]) -> None:
         """Decode first: it may preempt, and what it preempts is in no other part of the step yet."""
-        for request in [r for r in self.running.values() if r.is_decoding]:
-            if request.id in self.running:
+        for request in together:
+            if request.is_decoding and request.id in self.running:
                 self._decode(work, request)
         budget = max(MIN_PREFILL_TOKENS, self.max_step_tokens - len(work.requests))
-        budget = self._encode(work, budget, self.admission.encoding.values())
-        for request in [r for r in self.running.values() if not r.is_decoding]:
-            if budget > 0:
+        jobs = [job for job in self.admission.encoding.values() if not job.is_alone]
+        budget = self._encode(work, budget, jobs)
+        for request in together:
+            if budget > 0 and not request.is_decoding and request.id in self.running:
                 budget -= self._prefill(work, request, budget)
 
     def _fill_alone(self, work: Work, request: Request) -> None:
@@ -215,17 +220,22 @@ class Scheduler:
 
     # -- after a step ------------------------------------------------------------------------------------------------
 
-    def settle(self, work: Work, broken: set[int]) -> None:
-        """Move cursors and store what was encoded; ``broken`` are numbers of chains with non-finite results."""
-        for number, encode in enumerate(work.encodes):
-            self._settle_encode(encode, number in broken)
+    def settle(self, work: Work, broken: set[int]) -> set[str]:
+        """Move cursors and store what was encoded; ``broken`` are numbers of chains with non-finite results.
+
+        Returns the ids of the requests that this ends: the chains' own, and all that need a segment which broke.
+        """
         failed = {run.request.id for n, run in enumerate(work.requests, len(work.encodes)) if n in broken}
+        for number, encode in enumerate(work.encodes):
+            failed |= encode.job.waiters.keys() if number in broken else set()
+            self._settle_encode(encode, number in broken)
         for taken in work.snapshots:
             self._settle_snapshot(taken, taken.request.id in failed)
         for run in work.requests:
             request = run.request
             request.computed += 0 if request.is_decoding else run.chain.num_tokens
             request.done, request.initial_slot = run.reached, run.chain.final_slot
+        return failed
 
     def _settle_encode(self, run: EncodeRun, is_broken: bool) -> None:
         next(iter(run.job.waiters.values())).encoded += run.chain.num_tokens

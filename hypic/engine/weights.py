@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,24 +18,49 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from hypic.errors import CheckpointError
+from hypic.errors import CheckpointError, UnsupportedModel
 
 Index = tuple[int | slice, ...]
-KEPT_WIDE = ("A_log", "dt_bias")
+KEPT_WIDE = ("A_log", "dt_bias", "expert_bias")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A checkpoint tensor belongs to ``parameter[index]``."""
+    """The rows ``rows`` of a checkpoint's tensor (all, unless given) belong to ``parameter[index]``.
+
+    ``index`` may be a function of the number of rows, where files disagree on how a parameter was cut.
+    """
 
     parameter: str
-    index: Index = ()
+    index: Index | Callable[[int], Index] = ()
+    rows: slice | Sequence[int] | None = None
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """What is taken of the tensor; fewer rows than asked for if it has no more."""
+        if self.rows is None or isinstance(self.rows, slice):
+            return tensor if self.rows is None else tensor[self.rows]
+        return tensor[[row for row in self.rows if row < len(tensor)]]
+
+    def target(self, parameter: Tensor, taken: Tensor) -> Tensor:
+        """The part of the parameter, a view, where that belongs."""
+        index = self.index(len(taken)) if callable(self.index) else self.index
+        return parameter[index] if index else parameter
+
+
+Placements = Placement | Sequence[Placement] | None
+
+
+def each(where: Placements) -> Sequence[Placement]:
+    """A tensor's places; none where it is not needed."""
+    if where is None:
+        return ()
+    return (where,) if isinstance(where, Placement) else where
 
 
 class Mapped(Protocol):
     """A model that knows its checkpoint's names: ``None`` means a tensor that is not needed."""
 
-    def map_weights(self, name: str) -> Placement | None: ...
+    def map_weights(self, name: str) -> Placements: ...
 
 
 def locate(model: str) -> Path:
@@ -138,20 +163,25 @@ class _Loading:
     parameters: Mapping[str, nn.Parameter]
     filled: dict[str, int] = field(default_factory=dict)
 
-    def place(self, name: str, tensor: Tensor, where: Placement) -> None:
+    def place(self, name: str, tensor: Tensor, places: Sequence[Placement]) -> None:
+        _refuse_quantised(name, tensor)
+        placed = sum(self._copy(name, tensor, where) for where in places)
+        if placed != tensor.numel():
+            raise _misfit(name, tensor, f"{placed} numbers")
+
+    def _copy(self, name: str, tensor: Tensor, where: Placement) -> int:
         parameter = self.parameters.get(where.parameter)
         if parameter is None:
             raise CheckpointError(
                 f"tensor {name!r} has no place in this model; its config.json does not fit its weights."
             )
-        target = parameter.data[where.index] if where.index else parameter.data
-        if target.shape != tensor.shape:
-            raise CheckpointError(
-                f"tensor {name!r} has shape {list(tensor.shape)} where the configuration asks for "
-                f"{list(target.shape)}; config.json and weights are of different models."
-            )
-        target.copy_(tensor)
-        self.filled[where.parameter] = self.filled.get(where.parameter, 0) + math.prod(tensor.shape)
+        taken = where.taken(tensor)
+        target = where.target(parameter.data, taken)
+        if target.shape != taken.shape:
+            raise _misfit(name, taken, str(list(target.shape)))
+        target.copy_(taken)
+        self.filled[where.parameter] = self.filled.get(where.parameter, 0) + taken.numel()
+        return taken.numel()
 
     def check(self) -> None:
         short = [n for n, p in self.parameters.items() if self.filled.get(n, 0) != p.numel()]
@@ -160,7 +190,21 @@ class _Loading:
             raise CheckpointError(f"the checkpoint lacks {short[0]!r}{more}; finish the download or fix config.json.")
 
 
-def _digest(name: str, tensor: Tensor) -> bytes:
+def _misfit(name: str, tensor: Tensor, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        f"tensor {name!r} has shape {list(tensor.shape)} where the configuration asks for "
+        f"{wanted}; config.json and weights are of different models."
+    )
+
+
+def _refuse_quantised(name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise UnsupportedModel(f"tensor {name!r} is quantised ({kind}); load the checkpoint this one was made from.")
+
+
+def content_digest(name: str, tensor: Tensor) -> bytes:
+    """SHA-256 over a tensor's name, type, shape and content."""
     digest = hashlib.sha256(f"{name}|{tensor.dtype}|{list(tensor.shape)}".encode())
     digest.update(tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data if tensor.numel() else b"")
     return digest.digest()
@@ -174,14 +218,27 @@ def load(model: nn.Module, mapped: Mapped, folder: Path, config: Mapping[str, An
     """
     loading = _Loading(dict(model.named_parameters()))
     digests: dict[str, Future[bytes]] = {}
+    left_out: dict[str, int] = {}
     with ThreadPoolExecutor(4) as threads:
         for name, tensor in stream(folder):
-            where = mapped.map_weights(name)
-            if where is not None:
-                digests[name] = threads.submit(_digest, name, tensor)
-                loading.place(name, tensor, where)
+            places = each(mapped.map_weights(name))
+            if not places:
+                left_out[name] = tensor.nbytes
+                continue
+            digests[name] = threads.submit(content_digest, name, tensor)
+            loading.place(name, tensor, places)
         loading.check()
+        _report(left_out)
         return fingerprint(config, [digests[name].result() for name in sorted(digests)])
+
+
+def _report(left_out: Mapping[str, int]) -> None:
+    """Says once what of a checkpoint was not loaded: heads for speculation, vision towers, saved buffers."""
+    if left_out:
+        parts = sorted({".".join(name.split(".")[:2]) + ".*" for name in left_out})
+        shown = ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")
+        size = sum(left_out.values()) / 1e9
+        logging.getLogger("hypic").info("left out %d tensors, %.3f GB: %s", len(left_out), size, shown)
 
 
 def fingerprint(config: Mapping[str, Any], parts: Sequence[bytes]) -> str:
@@ -207,8 +264,7 @@ def fill_dummy(model: nn.Module, seed: int, config: Mapping[str, Any]) -> str:
         elif parameter.ndim == 1:
             parameter.data.fill_(0.0 if _is_centred(model, name) else 1.0)
         else:
-            fan_in = math.prod(parameter.shape[1:])
-            values = torch.randn(parameter.shape, generator=generator) * fan_in**-0.5
+            values = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
             parameter.data.copy_(values)
     return fingerprint(config, [b"dummy", str(seed).encode()])
 

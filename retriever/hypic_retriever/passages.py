@@ -54,6 +54,12 @@ class Passage:
     heading: str = ""
     metadata: Mapping[str, object] = field(default_factory=dict, hash=False)
 
+    @property
+    def ranked_text(self) -> str:
+        """What an index ranks: the text under those of its headings that it does not hold itself."""
+        above = [title for title in self.heading.split(" > ") if title and title not in self.text]
+        return "\n".join([*above, self.text])
+
 
 @dataclass(frozen=True)
 class Splitter:
@@ -71,7 +77,9 @@ class Splitter:
     max_chars: int = 1800
 
     def __post_init__(self) -> None:
-        if not (1 <= self.min_chars and 2 * self.min_chars <= self.target_chars and 2 * self.target_chars <= self.max_chars):
+        if not (
+            self.min_chars >= 1 and 2 * self.min_chars <= self.target_chars and 2 * self.target_chars <= self.max_chars
+        ):
             raise RetrieverError(
                 f"passage sizes min {self.min_chars}, target {self.target_chars}, max {self.max_chars} do not fit; "
                 "choose 1 <= min, 2 * min <= target and 2 * target <= max."
@@ -91,7 +99,7 @@ class Splitter:
     def _pieces(self, text: str, section: Section) -> Iterator[tuple[int, int]]:
         units = {block: unit_starts(text, block) for block in section.blocks}
         starts = [section.start, *self._borders(text, section, units)]
-        places = _Places(text, section, units)
+        places = _Places(text, section, units, self.max_chars)
         for start, end in zip(starts, [*starts[1:], section.end], strict=True):
             yield from self._cut_to_size(text, start, end, places)
 
@@ -172,8 +180,9 @@ class Splitter:
 class _Places:
     """Every place in a section where a passage may begin, best kind first, with its hash."""
 
-    def __init__(self, text: str, section: Section, units: Mapping[Block, Sequence[int]]) -> None:
+    def __init__(self, text: str, section: Section, units: Mapping[Block, Sequence[int]], reach: int) -> None:
         self._text = text
+        self._reach = reach
         self._by_kind = [
             _Ranked(text, [block.start for block in section.blocks], section.end),
             _Ranked(text, [start for block in section.blocks for start in units[block]], section.end),
@@ -184,6 +193,9 @@ class _Places:
         for ranked in self._by_kind:
             if (place := ranked.strongest(first, last)) is not None:
                 return place
+        # Without any unit the middle is as good as all of it, and looking through all takes long.
+        centre = (first + last) // 2
+        first, last = max(first, centre - self._reach), min(last, centre + self._reach)
         words = [place for place in word_starts(self._text, first, last + 1) if place > first]
         return _Ranked(self._text, words, last + 1).strongest(first, last) or self._anywhere(first, last)
 

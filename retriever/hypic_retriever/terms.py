@@ -16,7 +16,10 @@ from collections.abc import Iterator
 from functools import cache
 
 # Han, kana, Thai, Lao, Myanmar, Khmer, and the Han planes: no spaces between words.
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e01-\u0e4e\u0e81-\u0ecd\u1000-\u109d\u1780-\u17d3\U00020000-\U0003ffff"
+_UNSPACED = (
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+    "\u0e01-\u0e4e\u0e81-\u0ecd\u1000-\u109d\u1780-\u17d3"
+)
 _INVISIBLE = dict.fromkeys([0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF])
 _ACCENTS = re.compile("[\u0300-\u036f]+")
 _SPLIT = re.compile("['\u2019\u02bc\uff07]|[-\u2010\u2011]")
@@ -41,7 +44,9 @@ def terms(text: str) -> list[str]:
 @cache
 def _pattern() -> re.Pattern[str]:
     # Python's \w leaves out combining marks, which are part of words in Indic scripts.
-    marks = "".join(chr(i) for i in range(0x300, min(sys.maxunicode, 0x20000)) if unicodedata.category(chr(i)) in ("Mn", "Mc"))
+    marks = "".join(
+        chr(i) for i in range(0x300, min(sys.maxunicode, 0x20000)) if unicodedata.category(chr(i)) in ("Mn", "Mc")
+    )
     letter = f"(?:(?![{_UNSPACED}])[^\\W_]|[{marks}])"
     number = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d])|\d+(?:\.\d+)+"
     word = f"{letter}+(?:['\u2019\u02bc\uff07\\-\u2010\u2011]{letter}+)*"

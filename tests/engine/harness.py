@@ -201,6 +201,17 @@ class _Watched:
         return self.model.logits(hidden)
 
 
+class SizedPool(Pool):
+    """A pool of exactly so many pages, states and transitions."""
+
+    def __init__(self, loaded: Runner, page_size: int, sizes: tuple[int, int, int]) -> None:
+        self.sizes = sizes
+        super().__init__(loaded.pool.layout, 0, page_size, 0, 0, loaded.pool.device)
+
+    def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
+        return self.sizes
+
+
 class Bench:
     """One engine and all that was seen of it."""
 
@@ -208,7 +219,7 @@ class Bench:
         self,
         loaded: Runner,
         *,
-        memory: int = 64 * 2**20,
+        sizes: tuple[int, int, int] = (1024, 192, 96),
         max_context: int = 4096,
         max_running: int = 8,
         max_step_tokens: int = 8192,
@@ -217,7 +228,7 @@ class Bench:
         eos_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.watched = _Watched(getattr(loaded.model, "model", loaded.model))
-        pool = Pool(loaded.pool.layout, memory, page_size, max_context, max_running, loaded.pool.device)
+        pool = SizedPool(loaded, page_size, sizes)
         runner = Runner(self.watched, pool, loaded.identity, max_context, loaded.weight_bytes)  # type: ignore[arg-type]
         vocabulary = Vocabulary(lambda ids: "".join(chr(0x4E00 + i) for i in ids), eos_ids)
         self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes)

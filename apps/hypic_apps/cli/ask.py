@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hypic import Completion, Prompt, SamplingParams
     from hypic_retriever.index import Index
 
+SUMMARY = "answer questions from your own text files"
 EXAMPLES = """
 hypic ask "How long is the notice period?" handbook.md
 hypic ask "Who leads the project?" notes/ -q "When does it end?"
@@ -29,7 +30,7 @@ brought up is not computed again, wherever it stands in the prompt."""
 
 def add(commands: Subparsers[Parser]) -> None:
     """Adds the command."""
-    parser = add_command(commands, "ask", "QUESTION FILES...", "answer questions from your own text files", EXAMPLES, DETAILS)
+    parser = add_command(commands, "ask", "QUESTION FILES...", SUMMARY, EXAMPLES, DETAILS)
     parser.add_argument("question", metavar="QUESTION", help="the first question, in quotation marks")
     parser.add_argument("paths", nargs="+", metavar="FILES", help="text files and folders")
     parser.add_argument("-q", "--question", action="append", default=[], dest="more", metavar="QUESTION",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from hypic import LLM, SamplingParams
 
+SUMMARY = "talk with a model"
 EXAMPLES = """
 hypic chat
 hypic chat --model path/to/checkpoint --system "You answer in one sentence."
@@ -26,7 +27,7 @@ PROMPT = "> "
 
 def add(commands: Subparsers[Parser]) -> None:
     """Adds the command."""
-    parser = add_command(commands, "chat", "", "talk with a model", EXAMPLES, DETAILS)
+    parser = add_command(commands, "chat", "", SUMMARY, EXAMPLES, DETAILS)
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     parser.add_argument("--max-tokens", type=positive, default=256, metavar="N", help="longest answer (default: 256)")
     add_model_options(parser)

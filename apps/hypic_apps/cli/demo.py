@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hypic_apps.cli.pipeline import Pipeline
     from hypic_apps.cli.timing import Case
 
+SUMMARY = "answer questions from a bundled corpus and measure it"
 EXAMPLES = """
 hypic demo                            questions, answers, times: about two minutes
 hypic demo --quick --json             fewer questions, one round, for programs
@@ -36,7 +37,7 @@ QUICK_QUESTIONS = 3
 
 def add(commands: Subparsers[Parser]) -> None:
     """Adds the command."""
-    parser = add_command(commands, "demo", "", "answer questions from a bundled corpus and measure it", EXAMPLES, DETAILS)
+    parser = add_command(commands, "demo", "", SUMMARY, EXAMPLES, DETAILS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_QUESTIONS} questions, measured once")
     parser.add_argument("--corpus", metavar="FOLDER", help="text files and a questions.json of your own")
     parser.add_argument("--k", type=positive, default=16, help="passages per question (default: 16)")
@@ -104,9 +105,14 @@ def _measure(model: Loaded, cases: Sequence[Case], args: argparse.Namespace, con
     with working(console, "loading the same checkpoint with transformers"):
         peer, problem = _peer(model, cases[0])
     rounds, budget_s = (1, 0.0) if args.quick else (args.rounds, args.budget_s)
-    with progress(console) as bar:
+    with progress(console, refreshes=False) as bar:
         task = bar.add_task("measuring", total=rounds * len(cases))
-        times = measure(cases, arms(model.llm, peer), rounds, budget_s, lambda: bar.advance(task))
+
+        def advance() -> None:
+            bar.advance(task)
+            bar.refresh()
+
+        times = measure(cases, arms(model.llm, peer), rounds, budget_s, advance)
     return Measured(times, None if peer is None else peer.version, problem)
 
 

@@ -1,4 +1,4 @@
-"""The user's own text files: found, read as UTF-8, refused with one sentence where that fails."""
+"""The user's own text files: found, read, refused with one sentence where that fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUFFIXES = (".txt", ".md")
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file's text, without a byte order mark; ``name`` is the path as it was given."""
+    """A file's text; ``name`` is its path as it was given."""
 
     name: str
     text: str
@@ -44,20 +44,13 @@ def _hidden(path: Path, folder: Path) -> bool:
 
 
 def _read(path: Path) -> TextFile:
+    from hypic_retriever.errors import DocumentError
+    from hypic_retriever.reading import read_text
+
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error.strerror or error}; check path and rights.") from error
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{str(path)!r} is no UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}); "
-            "save it as UTF-8 and ask again."
-        ) from error
-    if not text.strip():
-        raise InputError(f"{str(path)!r} holds no text; leave it out.")
-    return TextFile(str(path), text)
+        return TextFile(str(path), read_text(path))
+    except DocumentError as error:
+        raise InputError(str(error)) from error
 
 
 def checked_text(text: str, what: str) -> str:

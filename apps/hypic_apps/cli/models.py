@@ -13,6 +13,7 @@ from hypic.checkpoints import BUNDLED, bundled
 from hypic_apps.cli.checkpoint import describe
 from hypic_apps.cli.parser import Parser, Subparsers, add_command
 
+SUMMARY = "list model types, or inspect a checkpoint"
 EXAMPLES = """
 hypic models                          model types that can be loaded
 hypic models path/to/checkpoint       layers, parameters, memory
@@ -28,7 +29,7 @@ DUMMY_CONTEXT = 1024
 
 def add(commands: Subparsers[Parser]) -> None:
     """Adds the command."""
-    parser = add_command(commands, "models", "[FOLDER]", "list model types, or inspect a checkpoint", EXAMPLES, DETAILS)
+    parser = add_command(commands, "models", "[FOLDER]", SUMMARY, EXAMPLES, DETAILS)
     parser.add_argument("model", nargs="?", metavar="FOLDER", help="checkpoint folder")
     parser.add_argument("--load", action="store_true", help="load the model however large it is")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -23,6 +23,7 @@ HELP: Mapping[str, str] = {
     "store": "cap on what idle entries may hold, e.g. device://2GiB",
     "seed": "seed of dummy weights",
     "load_format": " or ".join(LOAD_FORMATS),
+    "adapter": "folder or repository of one PEFT LoRA adapter, merged into the weights",
     "threads": "threads of torch on a CPU",
     "reuse": "what may be reused: cached segments, exact prompt heads, or nothing",
     "seam": "tokens at a segment's head that are run in context",

@@ -8,9 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from hypic.types import CacheReport
 from hypic_apps.cli.checkpoint import Description, describe
@@ -18,9 +16,10 @@ from hypic_apps.cli.corpora import Question
 from hypic_apps.cli.engine import REAL_MODEL, Loaded
 from hypic_apps.cli.hardware import hardware
 from hypic_apps.cli.reports import as_json, seconds
-from hypic_apps.cli.screen import result
+from hypic_apps.cli.screen import result, table
 from hypic_apps.cli.timing import OURS, PEER, Case, Times
 
+SHORT = {PEER: "HF"}
 # The engine's own time and the caller's clock may differ by the hand-over between two threads, no more.
 CLOCKS_DIFFER = 1.2
 CLOCKS_DIFFER_S = 0.01
@@ -41,7 +40,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        return "correct" if self.is_correct else f"expected: {self.question.expected}"
+        return "correct" if self.is_correct else f"wrong, expected: {self.question.expected}"
 
 
 @dataclass(frozen=True)
@@ -124,21 +123,14 @@ def introduce(console: Console, model: Loaded, num_documents: int, num_passages:
 
 def show_times(console: Console, found: Outcome) -> None:
     """One line per question: times of every arm, and what the warm arm computed and reused."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", padding=(0, 1))
-    table.title = "time to the first token"
-    table.add_column("question", ratio=1, no_wrap=True, overflow="ellipsis")
-    peers = (PEER,) if found.measured.peer_version is not None else ()
-    for arm in (*peers, *OURS):
-        table.add_column(arm, justify="right", no_wrap=True)
-    table.add_column("full/warm", justify="right", no_wrap=True)
-    table.add_column("run", justify="right", no_wrap=True)
-    table.add_column("reused", justify="right", no_wrap=True)
+    shown = (PEER, *OURS) if found.measured.peer_version is not None else OURS
+    rows = []
     for answer, times in zip(found.answers, found.measured.times, strict=True):
-        warm, cells = times.runs["warm"][0].report, [seconds(times.ttft_s(arm)) for arm in (*peers, *OURS)]
-        ratio = f"{times.ratio('full', 'warm'):.1f}x"
-        table.add_row(answer.question.question, *cells, ratio, str(warm.computed_tokens), str(warm.reused_tokens))
-    console.print()
-    console.print(table)
+        warm, cells = times.runs["warm"][0].report, [seconds(times.ttft_s(arm)) for arm in shown]
+        counts = f"{warm.computed_tokens}/{warm.prompt_tokens}"
+        rows.append((answer.question.question, *cells, f"{times.ratio('full', 'warm'):.1f}x", counts))
+    console.print("\nTime to the first token (HF: transformers) and tokens computed when warm", style="dim")
+    table(console, rows, flexible=0, heads=("question", *(SHORT.get(arm, arm) for arm in shown), "full/warm", "tokens"))
     for fault in found.clock_faults():
         console.print(f"the two clocks differ, {fault}.", style="red")
 
@@ -146,17 +138,16 @@ def show_times(console: Console, found: Outcome) -> None:
 def show_conclusion(found: Outcome) -> None:
     """The closing lines, on stdout."""
     num, rounds = len(found.answers), found.num_rounds
-    times = f"{rounds} time{'s' if rounds > 1 else ''}"
     result(f"\n{found.num_correct} of {num} answers are as expected.")
-    result(f"With all passages found, the first token comes {found.full_to_warm:.1f}x sooner than with full recompute")
-    result(f"(median of {num} questions, each measured {times}).")
+    result(f"With its passages found, a first token comes {found.full_to_warm:.1f}x sooner than with full recompute")
+    result(f"(median of {num} questions; each time is a median of {rounds}).")
     ratio = found.full_to_transformers
     if ratio is None:
         result(f"transformers was not measured: {found.measured.peer_problem}")
     else:
         result(
-            f"Full recompute takes {ratio:.2f}x the time of transformers {found.measured.peer_version} on the same "
-            f"token ids\n(same run, type and threads; same first token on {found.same_first_token} of {num})."
+            f"Full recompute takes {ratio:.2f}x the time of transformers {found.measured.peer_version} on the same ids\n"
+            f"(same run, type and threads; same first token in {found.same_first_token} of {num})."
         )
 
 
@@ -175,6 +166,7 @@ def _question_json(answer: Answer, times: Times) -> dict[str, Any]:
         "ttft_s": {arm: times.ttft_s(arm) for arm in OURS},
         "wall_s": {arm: median(run.wall_s for run in times.runs[arm]) for arm in OURS},
         "transformers_s": times.ttft_s(PEER) if PEER in times.runs else None,
+        "runs_s": {arm: [run.ttft_s for run in runs] for arm, runs in times.runs.items()},
         "first_asked": as_json(answer.report),
     }
 

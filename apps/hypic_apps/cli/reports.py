@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hypic.types import CacheReport, SegmentReport
+from hypic_apps.cli.screen import table
 
 STYLES = {"hit": "green", "encoded": "yellow", "live": "blue"}
 EXPECTED = ("", "first time")
@@ -18,14 +18,11 @@ EXPECTED = ("", "first time")
 
 def show_passages(console: Console, report: CacheReport, texts: Sequence[str]) -> None:
     """One line per segment: what happened to it, its length, where it is from and how it begins."""
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
-    table.add_column(justify="right", style="dim")
-    table.add_column(no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    for number, (segment, text) in enumerate(zip(report.segments, texts, strict=True), 1):
-        table.add_row(str(number), outcome_text(segment), f"{segment.num_tokens} tok", passage_text(segment, text))
-    console.print(table)
+    rows = [
+        (f"{number:>2}", outcome_text(segment), f"{segment.num_tokens:>4} tokens", passage_text(segment, text))
+        for number, (segment, text) in enumerate(zip(report.segments, texts, strict=True), 1)
+    ]
+    table(console, rows, flexible=3)
 
 
 def show_counts(console: Console, report: CacheReport) -> None:
@@ -54,9 +51,10 @@ def outcome_text(segment: SegmentReport) -> Text:
 
 def passage_text(segment: SegmentReport, text: str) -> Text:
     """Where a passage is from, and its first words."""
-    words = " ".join(text.split())
+    words = " ".join(text.split()).lstrip("# ")
     source = segment.source or segment.name or ""
-    return Text(words) if not source else Text(source, style="bold").append(f"  {words}", style="not bold dim")
+    rest = words.removeprefix(source)
+    return Text(source, style="bold").append(f"  {words}" if rest == words else rest, style="not bold dim")
 
 
 def as_json(report: CacheReport) -> dict[str, Any]:

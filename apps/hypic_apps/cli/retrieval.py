@@ -32,17 +32,17 @@ def index_documents(documents: Sequence[Document], console: Console) -> Index:
     Raises:
         InputError: a document cannot be indexed.
     """
-    from hypic_retriever import Index, Splitter
     from hypic_retriever.errors import RetrieverError
+    from hypic_retriever.index import Index
 
-    splitter, passages = Splitter(), []
+    index, texts = Index(), {document.name: document.text for document in documents}
     try:
         with progress(console) as bar:
-            for document in bar.track(documents, description="indexing documents"):
-                passages += splitter.split(document.text, document.name)
-            return Index(passages)
+            task = bar.add_task("indexing passages", total=None)
+            index.add_documents(texts, progress=lambda done, total: bar.update(task, completed=done, total=total))
     except RetrieverError as error:
         raise InputError(str(error)) from error
+    return index
 
 
 def search(index: Index, question: str, k: int) -> list[Passage]:

@@ -21,7 +21,11 @@ from hypic.engine.pool import AttentionShape, Pool
 
 @dataclass(frozen=True)
 class HeadShape:
-    """Sizes of the layer; ``norm_eps`` is ``None`` without norms of q and k."""
+    """Sizes of the layer; ``norm_eps`` is ``None`` without norms of q and k.
+
+    Norms are per head, or with ``norm_whole`` over all heads together; ``norm_centred`` weights scale by ``1 + w``.
+    ``scale`` multiplies scores in place of ``head_dim ** -0.5``; ``bias`` is that of all four projections.
+    """
 
     hidden_size: int
     num_heads: int
@@ -29,6 +33,10 @@ class HeadShape:
     head_dim: int
     gated: bool = False
     norm_eps: float | None = None
+    norm_whole: bool = False
+    norm_centred: bool = True
+    scale: float | None = None
+    bias: bool = False
 
     @property
     def kept(self) -> AttentionShape:
@@ -51,14 +59,19 @@ class Attention(nn.Module):
         self.shape = shape
         query_width = shape.num_heads * shape.head_dim
         kv_width = shape.num_kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden_size, query_width * (2 if shape.gated else 1), bias=False)
-        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(query_width, shape.hidden_size, bias=False)
+        self.q_proj = nn.Linear(shape.hidden_size, query_width * (2 if shape.gated else 1), bias=shape.bias)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.bias)
+        self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.bias)
+        self.o_proj = nn.Linear(query_width, shape.hidden_size, bias=shape.bias)
         self.has_norm = shape.norm_eps is not None
         if shape.norm_eps is not None:
-            self.q_norm = RMSNorm(shape.head_dim, shape.norm_eps, zero_centred=True)
-            self.k_norm = RMSNorm(shape.head_dim, shape.norm_eps, zero_centred=True)
+            sizes = (query_width, kv_width) if shape.norm_whole else (shape.head_dim, shape.head_dim)
+            self.q_norm = RMSNorm(sizes[0], shape.norm_eps, zero_centred=shape.norm_centred)
+            self.k_norm = RMSNorm(sizes[1], shape.norm_eps, zero_centred=shape.norm_centred)
+
+    @property
+    def kept(self) -> AttentionShape:
+        return self.shape.kept
 
     def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """``q [N, H, D]``, ``k, v [N, Hkv, D]`` before rotation, and the output gate ``[N, H, D]`` or ``None``."""
@@ -71,13 +84,17 @@ class Attention(nn.Module):
         q, gate = self.q_proj(hidden).view(len(hidden), self.shape.num_heads, width), None
         if self.shape.gated:
             q, gate = q.chunk(2, dim=-1)
-        return (self.q_norm(q) if self.has_norm else q), gate
+        return (self._normed(self.q_norm, q) if self.has_norm else q), gate
 
     def project_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """``k, v [N, Hkv, D]``, keys before rotation."""
         k = self.k_proj(hidden).view(len(hidden), self.shape.num_kv_heads, self.shape.head_dim)
         v = self.v_proj(hidden).view(len(hidden), self.shape.num_kv_heads, self.shape.head_dim)
-        return (self.k_norm(k) if self.has_norm else k), v
+        return (self._normed(self.k_norm, k) if self.has_norm else k), v
+
+    def _normed(self, norm: nn.Module, heads: Tensor) -> Tensor:
+        out: Tensor = norm(heads.flatten(-2)).view_as(heads) if self.shape.norm_whole else norm(heads)
+        return out
 
     def output(self, mixed: Tensor, gate: Tensor | None) -> Tensor:
         """``mixed [N, H, D]`` -> ``[N, hidden]``."""
@@ -98,18 +115,22 @@ class Attention(nn.Module):
             if context.blocks:
                 keys, values = pool.read_kv(layer, context.slots)
                 keys = keys if turns is None else rotate(keys, turns.keys[number])
-                self._attend(q, keys, values, context, mixed)
+                attend(q, keys, values, context, mixed, self.shape.scale)
         return self.output(mixed, gate)
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, context: Context, mixed: Tensor) -> None:
-        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-        for block in context.blocks:
-            out = F.scaled_dot_product_attention(
-                q[block.tokens].transpose(0, 1)[None],
-                keys[:, :, : block.num_keys],
-                values[:, :, : block.num_keys],
-                attn_mask=block.mask,
-                is_causal=block.is_causal,
-                enable_gqa=self.shape.num_heads != self.shape.num_kv_heads,
-            )
-            mixed[block.tokens] = out[0].transpose(0, 1)
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, context: Context, mixed: Tensor, scale: float | None) -> None:
+    """A chain's queries ``q [N, H, D]`` against its ``keys, values [n, Hkv, ...]``, into ``mixed [N, H, V]``."""
+    is_grouped = q.shape[1] != keys.shape[1]
+    keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
+    for block in context.blocks:
+        out = F.scaled_dot_product_attention(
+            q[block.tokens].transpose(0, 1)[None],
+            keys[:, :, : block.num_keys],
+            values[:, :, : block.num_keys],
+            attn_mask=block.mask,
+            is_causal=block.is_causal,
+            scale=scale,
+            enable_gqa=is_grouped,
+        )
+        mixed[block.tokens] = out[0].transpose(0, 1)

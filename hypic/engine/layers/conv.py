@@ -10,17 +10,19 @@ from hypic.engine.batch import Batch
 from hypic.engine.pool import Pool
 
 
-def causal_conv(x: Tensor, weight: Tensor) -> Tensor:
-    """Valid depthwise convolution: ``x [B, L + W - 1, C]``, ``weight [C, 1, W]`` -> ``[B, L, C]``."""
-    return F.conv1d(x.mT, weight, groups=weight.shape[0]).mT
+def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Valid depthwise convolution: ``x [B, L + W - 1, C]``, ``weight [C, 1, W]``, ``bias [C]`` -> ``[B, L, C]``."""
+    return F.conv1d(x.mT, weight, bias, groups=weight.shape[0]).mT
 
 
-def convolve_rows(x: Tensor, weight: Tensor, batch: Batch, pool: Pool, layer: int) -> Tensor:
+def convolve_rows(
+    x: Tensor, weight: Tensor, batch: Batch, pool: Pool, layer: int, bias: Tensor | None = None
+) -> Tensor:
     """``x [N, C]`` -> ``[N, C]``: every row behind the inputs that precede it; writes the tails asked for."""
     plan, width = batch.conv, weight.shape[-1]
     tails = pool.tails[layer].index_select(0, plan.tail_slots).view(-1, x.shape[-1])
     table = torch.cat([x, tails, x.new_zeros(1, x.shape[-1])])
     written = table.index_select(0, plan.write_sources.view(-1))
     pool.tails[layer].index_copy_(0, plan.write_slots, written.view(-1, width - 1, x.shape[-1]))
-    packed = causal_conv(table.index_select(0, plan.sources)[None], weight)[0]
+    packed = causal_conv(table.index_select(0, plan.sources)[None], weight, bias)[0]
     return packed.index_select(0, plan.outputs)

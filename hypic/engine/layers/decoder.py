@@ -12,13 +12,17 @@ from torch import Tensor, nn
 from hypic.engine.batch import Batch, Final
 from hypic.engine.layers.attention import Attention, Turns
 from hypic.engine.layers.linear_attention import Mixer, mix
+from hypic.engine.layers.mla import LatentAttention
 from hypic.engine.layers.rotary import Angles, Rotary
-from hypic.engine.pool import Layout, LinearShape, Pool
+from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
 
 
 @dataclass(frozen=True)
 class Step:
-    """What every block of one forward pass sees besides the hidden states; angles are ``None`` without positions."""
+    """What every block of one forward pass sees besides the hidden states; angles are ``None`` without positions.
+
+    ``embedded [N, hidden]`` are the tokens' embeddings, in models whose blocks see them again.
+    """
 
     batch: Batch
     pool: Pool
@@ -26,6 +30,7 @@ class Step:
     linear_angles: Angles | None = None
     linear_moves: Angles | None = None
     final: Final | None = None
+    embedded: Tensor | None = None
 
     def kept(self, hidden: Tensor) -> Tensor:
         """The rows that the block gives on: all, or in the last block those whose logits are wanted."""
@@ -35,7 +40,7 @@ class Step:
 def run_mixer(mixer: nn.Module, hidden: Tensor, step: Step, layer: int) -> Tensor:
     """Attention or linear attention on ``hidden [N, hidden]``, for the rows that are kept; ``layer`` counts layers of
     its own kind."""
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, Attention | LatentAttention):
         out: Tensor = mixer(hidden, step.batch, step.pool, layer, step.turns, step.final)
         return out
     angles, moves = step.linear_angles, step.linear_moves
@@ -75,12 +80,16 @@ class Decoder(nn.Module):
     @property
     def layout(self) -> Layout:
         """Shapes of what is kept."""
-        mixers: list[Any] = [layer.mixer for layer in self.layers]
-        linear: list[LinearShape] = [m.kept for m in mixers if not isinstance(m, Attention)]
+        kept: list[Any] = [mixer.kept for mixer in self.mixers()]
+        linear = tuple(shape for shape in kept if isinstance(shape, LinearShape))
+        attention = tuple(shape for shape in kept if isinstance(shape, AttentionShape))
         dtype = self.embed_tokens.weight.dtype
         state_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        attention = [m.shape.kept for m in mixers if isinstance(m, Attention)]
-        return Layout(tuple(linear), tuple(attention), dtype, state_dtype)
+        return Layout(linear, attention, dtype, state_dtype)
+
+    def mixers(self) -> list[Any]:
+        """All mixers in order of depth; a model whose blocks hold none or two of them says so here."""
+        return [layer.mixer for layer in self.layers]
 
     def forward(self, batch: Batch, pool: Pool) -> Tensor:
         """Hidden states ``[N, hidden]`` of all rows; K/V, states, tails and entries are written to the pool."""
@@ -100,10 +109,15 @@ class Decoder(nn.Module):
         return last, hidden.isfinite().all(-1)
 
     def _body(self, step: Step) -> Tensor:
-        hidden: Tensor = self.embed_tokens(step.batch.ids)
+        hidden = self.embed(step.batch.ids)
         for layer in list(self.layers)[:-1]:
             hidden = layer(hidden, step)
         return hidden
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """``[N]`` -> ``[N, hidden]``."""
+        out: Tensor = self.embed_tokens(ids)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[R, hidden]`` -> ``[R, vocab]``."""
@@ -119,5 +133,5 @@ class Decoder(nn.Module):
             turns = Turns(self.rotary(batch.positions, longest, dtype), keys)
         if self.linear_rotary is not None:
             angles = self.linear_rotary(batch.positions, longest, dtype)
-            moves = self.linear_rotary(batch.scan.interior_origins, longest, dtype)
+            moves = self.linear_rotary.moves(batch.scan.interior_origins, longest, dtype)
         return Step(batch, pool, turns, angles, moves)

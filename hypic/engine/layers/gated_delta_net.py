@@ -1,7 +1,8 @@
 """The Gated DeltaNet layer (arXiv 2412.06464) as Qwen3-Next and Qwen3.5 build it.
 
 Convolution over q, k and v together, silu, l2-normalised q and k, ``beta = sigmoid(b)``,
-``g = -exp(A_log) softplus(a + dt_bias)``, a gated norm per head, and an output projection; no biases.
+``g = -exp(A_log) softplus(a + dt_bias)``, a gated norm per head, and an output projection; no biases. OLMo-Hybrid
+doubles ``beta``, so that a step may flip a direction of the state (negative eigenvalues, arXiv 2411.12537).
 Value head ``j`` uses key head ``j // (num_v_heads / num_k_heads)``.
 """
 
@@ -23,7 +24,7 @@ from hypic.engine.pool import LinearShape, Pool
 
 @dataclass(frozen=True)
 class DeltaNetShape:
-    """Sizes of the layer."""
+    """Sizes of the layer; ``beta`` is ``beta_scale * sigmoid(b)``."""
 
     hidden_size: int
     num_k_heads: int
@@ -32,6 +33,7 @@ class DeltaNetShape:
     head_v_dim: int
     conv_width: int
     eps: float
+    beta_scale: float = 1.0
 
     @property
     def key_size(self) -> int:
@@ -97,7 +99,8 @@ class GatedDeltaNet(nn.Module):
         k = l2_normalise(k.reshape(len(k), shape.num_k_heads, -1)).repeat_interleave(repeats, dim=-2)
         g = -upcast(self.A_log).exp() * F.softplus(upcast(projected.a) + upcast(self.dt_bias))
         v = upcast(v.reshape(len(v), shape.num_v_heads, -1))
-        return DeltaInputs(q * shape.head_k_dim**-0.5, k, v, g, upcast(projected.b.sigmoid()))
+        beta = upcast(projected.b.sigmoid()) * shape.beta_scale
+        return DeltaInputs(q * shape.head_k_dim**-0.5, k, v, g, beta)
 
     def output(self, mixed: Tensor, projected: Projected) -> Tensor:
         gate = projected.z.view(len(mixed), self.shape.num_v_heads, -1)

@@ -1,12 +1,14 @@
-"""The Lightning attention layer (arXiv 2401.04658) as MiniMax-Text-01 builds it, optionally with rotary keys.
+"""Lightning attention layers (arXiv 2401.04658): MiniMax-Text-01's, and Ring/Ling-linear 2.0's with rotary keys.
 
-``q, k, v = silu(W_qkv x)`` per head, a constant decay per head, a norm over all heads together, a sigmoid gate and an
-output projection. Decays: ``g = -slope``, ``slope = 2^(-8 (h+1) / H) * factor`` with a factor that falls with depth
-(ALiBi's slopes, arXiv 2108.12409).
+Both have a constant decay per head, ``g = -slope``, with ALiBi's slopes (arXiv 2108.12409) times a factor that falls
+with depth; a norm over the heads' outputs, a sigmoid gate and an output projection. MiniMax takes
+``q, k, v = silu(W_qkv x)`` per head and norms all heads together; Ring-linear norms q and k per head, rotates both,
+scales q by ``D^-0.5``, and norms groups of heads.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hypic.engine.batch import Batch
-from hypic.engine.layers.norm import RMSNorm, upcast
+from hypic.engine.layers.norm import GroupRMSNorm, RMSNorm, upcast
 from hypic.engine.layers.rotary import Angles, rotate
 from hypic.engine.linear.lightning import DecayInputs, Lightning
 from hypic.engine.pool import LinearShape, Pool
@@ -24,6 +26,14 @@ def decay_slopes(num_heads: int, factor: float) -> Tensor:
     """``2^(-8 (h+1) / H) * factor``, ``[H]`` in float64 on the host."""
     heads = torch.arange(1, num_heads + 1, dtype=torch.float64, device="cpu")
     return 2.0 ** (-8.0 * heads / num_heads) * factor
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """ALiBi's slopes for any number of heads: ``2^(-8 (h+1) / H)`` for a power of two ``H``; else those of the power
+    below, then every other one of the power above."""
+    power = 1 << int(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
+    return slopes if power == num_heads else slopes + alibi_slopes(2 * power)[0::2][: num_heads - power]
 
 
 @dataclass(frozen=True)
@@ -68,4 +78,60 @@ class LightningAttention(nn.Module):
     def output(self, mixed: Tensor, projected: Projected) -> Tensor:
         normed = self.norm(mixed.flatten(-2)).to(projected.gate.dtype)
         out: Tensor = self.out_proj(projected.gate.sigmoid() * normed)
+        return out
+
+
+@dataclass(frozen=True)
+class GroupedLightningShape:
+    """Sizes; ``norm_eps`` is that of the norms of q and k too, which ``has_norm`` turns on; ``silu`` acts on q, k, v."""
+
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    norm_eps: float
+    has_norm: bool = True
+    silu: bool = False
+
+
+class GroupedLightningAttention(nn.Module):
+    """Ring/Ling-linear 2.0's layer; parameters are named as in its checkpoint. ``slopes`` is ``[H]``."""
+
+    def __init__(self, shape: GroupedLightningShape, slopes: Tensor) -> None:
+        super().__init__()
+        self.shape, self.slopes, self.family = shape, slopes, Lightning()
+        width = shape.num_heads * shape.head_dim
+        self.query_key_value = nn.Linear(shape.hidden_size, 3 * width, bias=False)
+        self.g_proj = nn.Linear(shape.hidden_size, width, bias=False)
+        self.g_norm = GroupRMSNorm(width, shape.num_groups, shape.norm_eps)
+        self.dense = nn.Linear(width, shape.hidden_size, bias=False)
+        if shape.has_norm:
+            self.query_layernorm = RMSNorm(shape.head_dim, shape.norm_eps)
+            self.key_layernorm = RMSNorm(shape.head_dim, shape.norm_eps)
+
+    @property
+    def kept(self) -> LinearShape:
+        return LinearShape(self.shape.num_heads, self.shape.head_dim, self.shape.head_dim, "head")
+
+    def project(self, hidden: Tensor) -> Projected:
+        """``qkv`` is ``[N, 3 H, D]``: all heads of q, then of k, then of v."""
+        qkv = self.query_key_value(hidden).view(len(hidden), 3 * self.shape.num_heads, self.shape.head_dim)
+        return Projected(F.silu(qkv) if self.shape.silu else qkv, self.g_proj(hidden))
+
+    def convolve(self, projected: Projected, batch: Batch, pool: Pool, layer: int) -> Projected:
+        return projected
+
+    def inputs(self, projected: Projected, angles: Angles | None = None) -> DecayInputs:
+        """``q, k, v [N, H, D]`` and ``g [N, H]``, at least fp32."""
+        q, k, v = upcast(projected.qkv).chunk(3, dim=1)
+        if self.shape.has_norm:
+            q, k = self.query_layernorm(q), self.key_layernorm(k)
+        if angles is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
+        g = -self.slopes.to(q.device, q.dtype).expand(len(q), -1)
+        return DecayInputs(q * self.shape.head_dim**-0.5, k, v, g)
+
+    def output(self, mixed: Tensor, projected: Projected) -> Tensor:
+        normed = self.g_norm(mixed.flatten(-2)).to(projected.gate.dtype)
+        out: Tensor = self.dense(normed * projected.gate.sigmoid())
         return out

@@ -64,7 +64,7 @@ def _scan(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int, moves: Ang
     lifted = mixer.family.lift(_chunked(x, plan.chunks))
     if plan.folds.num_places:
         _write_folds(lifted.maps, plan, pool, layer)
-    maps = _in_places(lifted.maps, plan, pool, layer, moves)
+    maps = _in_places(mixer, lifted.maps, plan, pool, layer, moves)
     states = exclusive_scan(maps, plan.schedule, stored.index_select(0, plan.initial_slots))
     stored.index_copy_(0, plan.write_slots, states.index_select(0, plan.write_places))
     outputs = lifted.read(states.index_select(0, plan.chunk_places))
@@ -88,12 +88,14 @@ def _write_folds(maps: Affine, plan: ScanPlan, pool: Pool, layer: int) -> None:
     pool.write_map(layer, plan.fold_states, plan.fold_transitions, folded)
 
 
-def _in_places(chunk_maps: Affine, plan: ScanPlan, pool: Pool, layer: int, moves: Angles | None) -> Affine:
+def _in_places(
+    mixer: Mixer, chunk_maps: Affine, plan: ScanPlan, pool: Pool, layer: int, moves: Angles | None
+) -> Affine:
     """Maps of chunks and of interiors, in the schedule's places."""
     if not len(plan.interior_places):
         places = plan.chunk_places
         return chunk_maps if len(plan.schedule.chains) == 1 else chunk_maps[_inverse(places)]
-    interiors = _placed(plan, pool, layer, moves)
+    interiors = _placed(mixer, plan, pool, layer, moves)
     return Affine(
         _scattered(chunk_maps.transition, interiors.transition, plan),
         _scattered(chunk_maps.end_state, interiors.end_state, plan),
@@ -106,10 +108,11 @@ def _inverse(places: Tensor) -> Tensor:
     return inverse
 
 
-def _placed(plan: ScanPlan, pool: Pool, layer: int, moves: Angles | None) -> Affine:
+def _placed(mixer: Mixer, plan: ScanPlan, pool: Pool, layer: int, moves: Angles | None) -> Affine:
     """Interiors' maps, moved to where they stand; the ablations replace their transitions."""
     maps = pool.read_map(layer, plan.interior_states, plan.interior_transitions)
-    maps = maps if moves is None else move(maps, moves)
+    if moves is not None:
+        maps = move(maps, moves, has_channel_gate=mixer.family.has_channel_gate)
     for compose, numbers in plan.replaced.items():
         none = torch.zeros_like(maps.transition[numbers])
         maps.transition[numbers] = identity(none) if compose == "addition" else none

@@ -1,12 +1,28 @@
-"""A mixture of gated feed-forward experts (GShard, arXiv 2006.16668; Mixtral, arXiv 2401.04088)."""
+"""A mixture of gated feed-forward experts (GShard, arXiv 2006.16668; Mixtral, arXiv 2401.04088).
+
+Routers say which experts a token goes to and with what weight; experts do the work; a shared expert sees every token
+(DeepSeekMoE, arXiv 2401.06066). Tokens are sorted by expert. On CUDA in bf16 all experts are one grouped matrix
+product, which asks nothing of the host; elsewhere the experts that were hit are run in turn.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.norm import upcast
+
+GroupedProduct = Callable[..., Tensor]
+
+
+def grouped_product() -> GroupedProduct | None:
+    """torch's product of runs of rows with one matrix each, under the name this torch has for it."""
+    found: GroupedProduct | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
+    return found
 
 
 class Experts(nn.Module):
@@ -17,29 +33,134 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
 
-    def run(self, expert: int, x: Tensor) -> Tensor:
-        gate, up = F.linear(x, self.gate_up_proj[expert]).chunk(2, dim=-1)
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """``x [N, hidden]``, ``weights, chosen [N, k]`` -> the weighted sum of the chosen experts, ``[N, hidden]``."""
+        order = chosen.flatten().argsort(stable=True)
+        experts = torch.arange(len(self.gate_up_proj), device=x.device)
+        ends = torch.searchsorted(chosen.flatten()[order], experts, right=True)
+        made = self.run(x.index_select(0, order // chosen.shape[1]), ends)
+        by_token = torch.empty_like(made).index_copy(0, order, made).view(*chosen.shape, x.shape[-1])
+        return (weights.to(x.dtype)[:, None] @ by_token)[:, 0]
+
+    def run(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """``rows [n, hidden]`` sorted by expert; those of expert ``e`` end before ``ends[e]``."""
+        product = grouped_product() if self.can_group(rows) else None
+        return self.run_in_turn(rows, ends) if product is None else self.run_grouped(rows, ends, product)
+
+    def can_group(self, rows: Tensor) -> bool:
+        """Whether the grouped product takes these: bf16 on CUDA, rows of whole 16 bytes."""
+        is_aligned = all(size % 8 == 0 for size in self.down_proj.shape[1:])
+        return rows.is_cuda and rows.dtype == torch.bfloat16 and is_aligned
+
+    def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
+        offsets = ends.to(torch.int32)
+        gate, up = product(rows, self.gate_up_proj.mT, offs=offsets).chunk(2, dim=-1)
+        return product(F.silu(gate) * up, self.down_proj.mT, offs=offsets)
+
+    def run_in_turn(self, rows: Tensor, ends: Tensor) -> Tensor:
+        made, start = [rows[:0]], 0
+        for expert, end in enumerate(ends.tolist()):
+            if end > start:
+                made.append(self.run_one(expert, rows[start:end]))
+            start = end
+        return torch.cat(made)
+
+    def run_one(self, expert: int, rows: Tensor) -> Tensor:
+        gate, up = F.linear(rows, self.gate_up_proj[expert]).chunk(2, dim=-1)
         return F.linear(F.silu(gate) * up, self.down_proj[expert])
 
 
-class SoftmaxMoE(nn.Module):
+class SoftmaxRouter(nn.Module):
+    """The ``top_k`` best of a softmax over all experts, renormalised to sum to one or as they are."""
+
+    def __init__(self, num_experts: int, top_k: int, hidden_size: int, *, renormalise: bool = True) -> None:
+        super().__init__()
+        self.top_k, self.renormalise = top_k, renormalise
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``x [N, hidden]`` -> weights and experts ``[N, k]``, weights at least fp32."""
+        weights, chosen = upcast(F.linear(x, self.weight)).softmax(dim=-1).topk(self.top_k, dim=-1)
+        return (weights / weights.sum(dim=-1, keepdim=True) if self.renormalise else weights), chosen
+
+
+class SigmoidRouter(nn.Module):
+    """Independent scores, chosen with a bias that only balances load (DeepSeek-V3, arXiv 2412.19437).
+
+    Experts stand in ``num_groups`` groups; a group scores the sum of its two best, and only the ``top_groups`` best
+    groups are chosen from. Weights are scores without the bias, divided by their sum, times ``scale``. All of it runs
+    in at least fp32.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        hidden_size: int,
+        *,
+        num_groups: int = 1,
+        top_groups: int = 1,
+        scale: float = 1.0,
+        renormalise: bool = True,
+        has_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.top_k, self.num_groups, self.top_groups = top_k, num_groups, top_groups
+        self.scale, self.renormalise = scale, renormalise
+        self.weight = nn.Parameter(torch.empty(num_experts, hidden_size))
+        self.expert_bias = nn.Parameter(torch.zeros(num_experts)) if has_bias else None
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``x [N, hidden]`` -> weights and experts ``[N, k]``, weights at least fp32."""
+        scores = F.linear(upcast(x), upcast(self.weight)).sigmoid()
+        biased = scores if self.expert_bias is None else scores + upcast(self.expert_bias)
+        chosen = self._allowed(biased).topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, chosen)
+        if self.renormalise:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * self.scale, chosen
+
+    def _allowed(self, biased: Tensor) -> Tensor:
+        """``[N, E]`` with the groups that were not chosen at minus infinity."""
+        if self.num_groups == 1:
+            return biased
+        grouped = biased.view(len(biased), self.num_groups, -1)
+        groups = grouped.topk(2, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
+        closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, groups, False)
+        return grouped.masked_fill(closed[..., None], float("-inf")).flatten(1)
+
+
+class MoE(nn.Module):
+    """Routed experts and, if there is one, a shared expert, behind a sigmoid gate of its own or not.
+
+    Parameters are named as in Qwen's checkpoints: ``gate``, ``experts``, ``shared_expert``, ``shared_expert_gate``.
+    """
+
+    def __init__(
+        self,
+        gate: SoftmaxRouter | SigmoidRouter,
+        experts: Experts,
+        shared_expert: SwiGLU | None = None,
+        shared_expert_gate: nn.Linear | None = None,
+    ) -> None:
+        super().__init__()
+        self.gate, self.experts = gate, experts
+        self.shared_expert, self.shared_expert_gate = shared_expert, shared_expert_gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, hidden]`` -> ``[N, hidden]``."""
+        out: Tensor = self.experts(x, *self.gate(x))
+        if self.shared_expert is None:
+            return out
+        shared: Tensor = self.shared_expert(x)
+        if self.shared_expert_gate is not None:
+            shared = shared * self.shared_expert_gate(x).sigmoid()
+        return out + shared
+
+
+class SoftmaxMoE(MoE):
     """Top-k of a softmax over all experts, weights renormalised; no shared expert."""
 
     def __init__(self, num_experts: int, top_k: int, hidden_size: int, intermediate_size: int) -> None:
-        super().__init__()
-        self.top_k = top_k
-        self.gate = nn.Linear(hidden_size, num_experts, bias=False)
-        self.experts = Experts(num_experts, hidden_size, intermediate_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        probabilities = upcast(self.gate(x)).softmax(dim=-1)
-        weights, chosen = probabilities.topk(self.top_k, dim=-1)
-        weights = (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)
-        out = torch.zeros_like(x)
-        order = chosen.flatten().argsort(stable=True)
-        counts = chosen.flatten().bincount(minlength=self.gate.out_features).tolist()
-        for expert, slots in enumerate(torch.split(order, counts)):
-            if len(slots):
-                tokens = slots // self.top_k
-                out.index_add_(0, tokens, self.experts.run(expert, x[tokens]) * weights.flatten()[slots, None])
-        return out
+        experts = Experts(num_experts, hidden_size, intermediate_size)
+        super().__init__(SoftmaxRouter(num_experts, top_k, hidden_size), experts)

@@ -48,3 +48,16 @@ class GatedRMSNorm(nn.Module):
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         normed = rms(x, self.eps) * upcast(self.weight)
         return (normed * F.silu(upcast(gate))).to(gate.dtype)
+
+
+class GroupRMSNorm(nn.Module):
+    """``rms`` over each of ``num_groups`` equal parts of the last axis, times a weight per channel."""
+
+    def __init__(self, size: int, num_groups: int, eps: float) -> None:
+        super().__init__()
+        self.num_groups, self.eps = num_groups, eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        grouped = rms(x.reshape(*x.shape[:-1], self.num_groups, -1), self.eps)
+        return (grouped.flatten(-2) * upcast(self.weight)).to(x.dtype)

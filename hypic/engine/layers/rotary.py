@@ -4,10 +4,14 @@ Angles are products of whole positions with frequencies, taken in float64: at lo
 more than an exact move may be. A move by ``p`` positions is one rotation by the angles of ``p``; states whose keys are
 rotary are moved along their key axis (``B -> R_p B``, ``T -> R_p T R_p^T``), which holds where the gate is one number a
 head and is refused elsewhere.
+
+YaRN (arXiv 2309.00071) divides the slow frequencies by a factor, leaves the fast ones, and multiplies cosines and sines
+by an attention factor. Scaling and rotation commute, so a move is a rotation alone.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,20 +31,69 @@ class Angles:
         return Angles(self.cos.index_select(0, rows), self.sin.index_select(0, rows))
 
 
+@dataclass(frozen=True)
+class Yarn:
+    """YaRN's numbers, named as in ``config.json``; betas count turns over ``original_context`` tokens."""
+
+    factor: float
+    original_context: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    @property
+    def scale(self) -> float:
+        """What cosines and sines are multiplied by."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        return self._magnitude(1.0)
+
+    def _magnitude(self, weight: float) -> float:
+        return 1.0 if self.factor <= 1.0 else 0.1 * weight * math.log(self.factor) + 1.0
+
+    def stretch(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Frequencies ``[dim / 2]`` blended, along a ramp over the channels, with those divided by ``factor``."""
+        half = len(frequencies)
+        first, last = (self._channel(turns, 2 * half, theta) for turns in (self.beta_fast, self.beta_slow))
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * half - 1)
+        channels = torch.arange(half, dtype=frequencies.dtype, device=frequencies.device)
+        # A ramp of no length is a step; the small number is the one that published checkpoints were run with.
+        ramp = ((channels - first) / ((last - first) or 0.001)).clamp(0, 1)
+        return frequencies * (1 - ramp) + frequencies / self.factor * ramp
+
+    def _channel(self, num_turns: float, dim: int, theta: float) -> float:
+        """The channel that turns ``num_turns`` times over the original context."""
+        return dim * math.log(self.original_context / (num_turns * 2 * math.pi)) / (2 * math.log(theta))
+
+
 class Rotary(nn.Module):
     """Angles of positions, from a table that grows with the longest prompt seen."""
 
-    def __init__(self, dim: int, theta: float) -> None:
+    def __init__(self, dim: int, theta: float, yarn: Yarn | None = None) -> None:
         super().__init__()
         self.dim = dim
         exponents = torch.arange(0, dim, 2, dtype=torch.float64, device="cpu") / dim
-        self.frequencies = theta**-exponents
+        plain = theta**-exponents
+        self.frequencies = plain if yarn is None else yarn.stretch(plain, theta)
+        self.scale = 1.0 if yarn is None else yarn.scale
         self._table: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def forward(self, positions: Tensor, longest: int, dtype: torch.dtype) -> Angles:
-        """Angles of ``positions [N]``, all below ``longest``."""
-        table = self._rows(longest, positions.device, dtype)
-        cos, sin = table.index_select(1, positions).unbind(0)
+        """Angles of ``positions [N]``, all below ``longest``, with YaRN's attention factor."""
+        angles = self.moves(positions, longest, dtype)
+        return angles if self.scale == 1.0 else Angles(angles.cos * self.scale, angles.sin * self.scale)
+
+    def moves(self, distances: Tensor, longest: int, dtype: torch.dtype) -> Angles:
+        """Rotations by ``distances [N]``, for what is in place already: without the attention factor."""
+        table = self._rows(longest, distances.device, dtype)
+        cos, sin = table.index_select(1, distances).unbind(0)
         return Angles(cos, sin)
 
     def _rows(self, longest: int, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -62,14 +115,14 @@ def rotate(x: Tensor, angles: Angles) -> Tensor:
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
 
 
-def move(maps: Affine, angles: Angles) -> Affine:
+def move(maps: Affine, angles: Angles, *, has_channel_gate: bool = False) -> Affine:
     """Maps ``[N, H, ...]`` of interiors moved to where their segments begin, one angle set per ``N``.
 
     Raises:
-        AssertionError: transitions are diagonal; a per-channel gate does not commute with rotation.
+        AssertionError: the family has a gate per channel, which does not commute with rotation.
     """
     kind = maps.transition.ndim
-    assert kind != 3, "states behind a per-channel gate cannot be moved by rotation"
+    assert kind != 3 and not has_channel_gate, "states behind a per-channel gate cannot be moved by rotation"
     end_state = _along_keys(maps.end_state, angles)
     if kind == 2:
         return Affine(maps.transition, end_state)

@@ -36,7 +36,12 @@ Inputs = TypeVar("Inputs", contravariant=True)
 
 
 class LinearFamily(Protocol, Generic[Inputs]):
-    """All that a family implements."""
+    """All that a family implements.
+
+    ``has_channel_gate``: its gate differs between channels of the key, so that states cannot be moved by rotation.
+    """
+
+    has_channel_gate: bool
 
     def lift(self, x: Inputs) -> Lifted:
         """Chunks to maps and readouts; the inputs' tensors are ``[M, H, C, ...]``."""

@@ -42,6 +42,8 @@ def decay_matrix(running: Tensor) -> Tensor:
 class GatedDelta:
     """The family: dense transitions ``[H, K, K]``."""
 
+    has_channel_gate = False
+
     def lift(self, x: DeltaInputs) -> Lifted:
         running = x.g.cumsum(-1)
         decay, growth, total = decay_matrix(running), running.exp()[..., None], running[..., -1:]

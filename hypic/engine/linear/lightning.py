@@ -29,6 +29,8 @@ class DecayInputs:
 class Lightning:
     """The family: one transition per head, ``[H]``."""
 
+    has_channel_gate = False
+
     def lift(self, x: DecayInputs) -> Lifted:
         running = x.g.cumsum(-1)
         total = running[..., -1:]

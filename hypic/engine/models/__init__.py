@@ -15,11 +15,17 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from hypic.engine.batch import Batch
+from hypic.engine.models._config import refuse_quantised
 from hypic.engine.pool import Layout, Pool
-from hypic.engine.weights import Placement
+from hypic.engine.weights import Placements
 from hypic.errors import UnsupportedModel
 
-ALIASES = {"qwen3_5": "qwen3_5_text", "minimax_text_01": "minimax", "minimax_m1": "minimax"}
+ALIASES = {
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
+}
 
 
 class Model(Protocol):
@@ -30,7 +36,7 @@ class Model(Protocol):
 
     @property
     def layout(self) -> Layout: ...
-    def map_weights(self, name: str) -> Placement | None: ...
+    def map_weights(self, name: str) -> Placements: ...
     def forward(self, batch: Batch, pool: Pool) -> Tensor: ...
     def forward_final(self, batch: Batch, pool: Pool) -> tuple[Tensor, Tensor]: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
@@ -51,9 +57,11 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     """The model of a ``config.json``, with uninitialised parameters.
 
     Raises:
-        UnsupportedModel: its ``model_type`` has no file here, or a feature of it is refused.
+        UnsupportedModel: its ``model_type`` has no file here, its weights are quantised, or a feature is refused.
     """
     text = text_config(config)
+    refuse_quantised(config)
+    refuse_quantised(text)
     name = str(text.get("model_type", "")).lower()
     name = ALIASES.get(name, name)
     if name not in supported():

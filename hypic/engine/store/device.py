@@ -45,15 +45,14 @@ class DeviceStore:
         yield from (*self._idle.values(), *self._pinned.values())
 
     def get(self, key: bytes, ids: tuple[int, ...]) -> CachedSegment | None:
-        """The entry of ``key``, if its token ids are ``ids``; not pinned yet."""
+        """The entry of ``key``, if its token ids are ``ids``; not pinned yet, and not counted."""
         entry = self._pinned.get(key) or self._idle.get(key)
-        found = entry is not None and entry.ids == ids
-        self._counts["hits" if found else "misses"] += 1
-        return entry if found else None
+        return entry if entry is not None and entry.ids == ids else None
 
-    def peek(self, key: bytes) -> bool:
-        """Whether there is an entry, without counting a hit or a miss."""
-        return key in self
+    def count(self, hits: int, misses: int) -> None:
+        """Take note of a request's look-ups, once it is admitted."""
+        self._counts["hits"] += hits
+        self._counts["misses"] += misses
 
     def put(self, entry: CachedSegment) -> None:
         """Take over an entry's pages and slots. A key that is there already keeps its first entry."""

@@ -45,13 +45,12 @@ class History:
         before = self._texts.get(_content(ids), ())
         if any(seen.key == key for seen in before):
             return "evicted"
-        if any(seen.seam != seam for seen in before):
-            return "other seam"
-        if any(seen.namespace != segment.namespace for seen in before):
+        if not before:
+            return self._other_text(segment) or "first time"
+        differing = {(seen.seam != seam, seen.namespace != segment.namespace) for seen in before}
+        if (False, True) in differing:
             return "other namespace"
-        if before:
-            return "other policy"
-        return self._other_text(segment) or "first time"
+        return "other policy" if (False, False) in differing else "other seam"
 
     def _other_text(self, segment: Segment) -> str:
         known = None if segment.name is None else self._names.get((segment.source, segment.name))

@@ -1,0 +1,177 @@
+"""Multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434) as Kimi-Linear and Ling 3 build it.
+
+What is kept of a token is one *latent* for all heads, behind its norm, and a *rotary key* that all heads share, before
+its rotation: the pool's values and keys of one head. Keys and values of the heads are linear in the latent:
+``[k | v] = W_kvb latent`` per head, to which the rotary key is appended. Kimi-Linear rotates nothing; Ling 3 rotates
+the shared key and the last channels of a query, pairing neighbours (channel ``2 i`` with ``2 i + 1``), and gates every
+head's output with a sigmoid.
+
+Many queries are answered with keys and values *expanded* from the latents; for few, ``W_kvb`` is *absorbed* into query
+and output, and the latents themselves are attended to. Both are the same product in another order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hypic.engine.batch import Batch, Context, Final
+from hypic.engine.layers.attention import Turns, attend
+from hypic.engine.layers.norm import RMSNorm
+from hypic.engine.layers.rotary import rotate
+from hypic.engine.pool import AttentionShape, Pool
+
+# Latent norms have transformers' default, whatever the configuration says of the other norms.
+LATENT_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """Sizes of the layer; ``query_rank`` is ``None`` where queries are projected at once; ``bias`` is that of the
+    projections to latents and of the output."""
+
+    hidden_size: int
+    num_heads: int
+    latent_size: int
+    key_dim: int
+    rotary_dim: int
+    value_dim: int
+    query_rank: int | None = None
+    gated: bool = False
+    bias: bool = False
+
+    @property
+    def kept(self) -> AttentionShape:
+        return AttentionShape(1, self.rotary_dim, self.latent_size)
+
+    @property
+    def scale(self) -> float:
+        return float((self.key_dim + self.rotary_dim) ** -0.5)
+
+    @property
+    def break_even(self) -> int:
+        """Queries from which on expanding the latents of all keys costs less than attending to latents."""
+        expanded, absorbed = self.key_dim + self.value_dim, 2 * self.latent_size
+        saved = absorbed - expanded
+        return expanded * self.latent_size // saved if saved > 0 else 0
+
+
+class LatentAttention(nn.Module):
+    """See the module's docstring; parameters are named as in the checkpoint."""
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__()
+        self.shape = shape
+        size, query_size = shape.hidden_size, shape.num_heads * (shape.key_dim + shape.rotary_dim)
+        if shape.query_rank is None:
+            self.q_proj = nn.Linear(size, query_size, bias=False)
+        else:
+            self.q_a_proj = nn.Linear(size, shape.query_rank, bias=shape.bias)
+            self.q_a_layernorm = RMSNorm(shape.query_rank, LATENT_EPS)
+            self.q_b_proj = nn.Linear(shape.query_rank, query_size, bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(size, shape.latent_size + shape.rotary_dim, bias=shape.bias)
+        self.kv_a_layernorm = RMSNorm(shape.latent_size, LATENT_EPS)
+        expanded = shape.num_heads * (shape.key_dim + shape.value_dim)
+        self.kv_b_proj = nn.Linear(shape.latent_size, expanded, bias=False)
+        if shape.gated:
+            self.g_proj = nn.Linear(size, shape.num_heads, bias=False)
+        self.o_proj = nn.Linear(shape.num_heads * shape.value_dim, size, bias=shape.bias)
+
+    @property
+    def kept(self) -> AttentionShape:
+        return self.shape.kept
+
+    def forward(
+        self, hidden: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None, final: Final | None = None
+    ) -> Tensor:
+        """Outputs of all rows, or of ``final``'s alone; ``turns.rows`` are the angles of those rows."""
+        pool.write_kv(layer, batch.kv_slots, *self.project_keys(hidden))
+        rows = hidden if final is None else hidden.index_select(0, final.tokens)
+        q, rotary_q = self.project_queries(rows)
+        if turns is not None:
+            rotary_q = rotate(rotary_q, turns.rows)
+        contexts = batch.contexts if final is None else final.contexts
+        few = [_num_queries(context) < self.shape.break_even for context in contexts]
+        mixed = _Mixed.of(self, q, rotary_q, any(few))
+        for number, context in enumerate(contexts):
+            if context.blocks:
+                keys, latents = pool.read_kv(layer, context.slots)
+                keys = keys if turns is None else rotate(keys, turns.keys[number])
+                (self._absorbed if few[number] else self._expanded)(mixed, keys, latents, context)
+        return self.output(mixed.values, rows)
+
+    def project_queries(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """``[N, H, key_dim]`` and ``[N, H, rotary_dim]``, before rotation, pairs as ``rotate`` wants them."""
+        if self.shape.query_rank is None:
+            q = self.q_proj(hidden)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+        q = q.view(len(hidden), self.shape.num_heads, -1)
+        plain, rotary = q.split([self.shape.key_dim, self.shape.rotary_dim], dim=-1)
+        return plain, _halves(rotary)
+
+    def project_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What is kept: rotary keys before rotation, ``[N, 1, rotary_dim]``, and latents ``[N, 1, latent_size]``."""
+        both = self.kv_a_proj_with_mqa(hidden)[:, None]
+        latents, keys = both.split([self.shape.latent_size, self.shape.rotary_dim], dim=-1)
+        return _halves(keys), self.kv_a_layernorm(latents)
+
+    def output(self, mixed: Tensor, hidden: Tensor) -> Tensor:
+        """``mixed [N, H, V]`` -> ``[N, hidden]``."""
+        if self.shape.gated:
+            mixed = mixed * self.g_proj(hidden).sigmoid()[..., None]
+        out: Tensor = self.o_proj(mixed.flatten(-2))
+        return out
+
+    def _expanded(self, mixed: _Mixed, keys: Tensor, latents: Tensor, context: Context) -> None:
+        both = self.kv_b_proj(latents[:, 0]).view(len(latents), self.shape.num_heads, -1)
+        plain, values = both.split([self.shape.key_dim, self.shape.value_dim], dim=-1)
+        whole = torch.cat([plain, keys.expand(-1, self.shape.num_heads, -1)], dim=-1)
+        attend(mixed.queries, whole, values, context, mixed.values, self.shape.scale)
+
+    def _absorbed(self, mixed: _Mixed, keys: Tensor, latents: Tensor, context: Context) -> None:
+        whole = torch.cat([latents, keys], dim=-1)
+        attend(mixed.latent_queries, whole, latents, context, mixed.latents, self.shape.scale)
+        tokens = slice(context.blocks[0].tokens.start, context.blocks[-1].tokens.stop)
+        mixed.values[tokens] = _by_head(mixed.latents[tokens], self.heads[1])
+
+    @property
+    def heads(self) -> tuple[Tensor, Tensor]:
+        """What gives keys and values of the latents: ``[H, key_dim, latent]`` and ``[H, value_dim, latent]``."""
+        both = self.kv_b_proj.weight.view(self.shape.num_heads, -1, self.shape.latent_size)
+        to_keys, to_values = both.split([self.shape.key_dim, self.shape.value_dim], dim=1)
+        return to_keys, to_values
+
+
+@dataclass(frozen=True)
+class _Mixed:
+    """Queries ``[N, H, K]`` for expanded keys and for latents, and what was attended to, as values and as latents."""
+
+    queries: Tensor
+    values: Tensor
+    latent_queries: Tensor
+    latents: Tensor
+
+    @staticmethod
+    def of(layer: LatentAttention, q: Tensor, rotary_q: Tensor, has_few: bool) -> _Mixed:
+        shape, rows = layer.shape, len(q) if has_few else 0
+        absorbed = torch.cat([_by_head(q[:rows], layer.heads[0].mT), rotary_q[:rows]], dim=-1)
+        values = q.new_empty((len(q), shape.num_heads, shape.value_dim))
+        latents = q.new_empty((rows, shape.num_heads, shape.latent_size))
+        return _Mixed(torch.cat([q, rotary_q], dim=-1), values, absorbed, latents)
+
+
+def _num_queries(context: Context) -> int:
+    return sum(block.tokens.stop - block.tokens.start for block in context.blocks)
+
+
+def _by_head(x: Tensor, weight: Tensor) -> Tensor:
+    """``x [N, H, D]`` times one matrix a head, ``weight [H, E, D]`` -> ``[N, H, E]``."""
+    return (x.transpose(0, 1) @ weight.mT).transpose(0, 1)
+
+
+def _halves(x: Tensor) -> Tensor:
+    """Neighbouring channels of a pair moved to where ``rotate`` pairs them, half the width apart."""
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

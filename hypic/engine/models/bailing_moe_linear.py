@@ -1,0 +1,191 @@
+"""Ring- and Ling-linear 2.0: Lightning attention with rotary keys, grouped-query attention in between, many experts.
+
+The last layer of every ``layer_group_size`` attends, and so do the layers of an incomplete last group. Both kinds of
+layer norm q and k per head and rotate half a head. Experts are chosen by sigmoid scores within groups; the first
+layers are dense. Decays are ALiBi's slopes times ``1 - i / (L - 1) + 1e-5``. Published sources disagree about ``i``:
+it is the layer's number in the first Ring, and one less in the code that 2.0's checkpoints bring along, which makes the
+factor of layer 0 exceed one. So it is a parameter of the architecture. The 2.5 generation, with latent attention, is
+another model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hypic.engine.layers.attention import Attention, HeadShape
+from hypic.engine.layers.decoder import Decoder, Step, run_mixer
+from hypic.engine.layers.lightning_attention import GroupedLightningAttention, GroupedLightningShape, alibi_slopes
+from hypic.engine.layers.mlp import SwiGLU
+from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter
+from hypic.engine.layers.norm import RMSNorm
+from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless, rotary_from, types_from
+from hypic.engine.models._experts import place_expert
+from hypic.engine.weights import Placement, Placements
+from hypic.errors import UnsupportedModel
+
+# What is added to a layer's number in the factor of its decays, by the architecture that config.json names.
+LAYER_OFFSETS = {"BailingMoeLinearForCausalLM": 0, "BailingMoeLinearV2ForCausalLM": -1}
+LEFT_OUT = re.compile(r".*\.rotary_emb\.inv_freq|.*\.slope|mtp\..*|model\.mtp\..*")
+LAYER = re.compile(r"layers\.(\d+)\.")
+RENAMED = {"query_layernorm": "q_norm", "key_layernorm": "k_norm", "dense": "o_proj"}
+
+
+class Block(nn.Module):
+    """``h += mixer(norm(h)); h += mlp(norm(h))``."""
+
+    def __init__(self, mixer: nn.Module, layer: int, hidden_size: int, eps: float, mlp: nn.Module) -> None:
+        super().__init__()
+        self.mixer, self.layer, self.mlp = mixer, layer, mlp
+        self.input_layernorm = RMSNorm(hidden_size, eps)
+        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+
+    def forward(self, hidden: Tensor, step: Step) -> Tensor:
+        hidden = step.kept(hidden) + run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class Model(Decoder):
+    """See the module's docstring."""
+
+    layer_types: Sequence[str]
+    max_context: int
+    num_extra_layers: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Model:
+        """From ``config.json``.
+
+        Raises:
+            UnsupportedModel: a feature we do not compute.
+            CheckpointError: a field is missing.
+        """
+        for name, value in REFUSED.items():
+            refuse_unless(config, name, value)
+        size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
+        types = layer_types(config)
+        numbers = layer_numbers(types, ("linear_attention", "full_attention"))
+        blocks = [
+            Block(_mixer(config, kind, depth), number, size, eps, _mlp(config, depth))
+            for depth, (kind, number) in enumerate(zip(types, numbers, strict=True))
+        ]
+        rotary = rotary_from(config, _head_dim(config), default_factor=1.0)
+        linear_rotary = rotary if config.get("linear_rope", True) else None
+        norm, tied = RMSNorm(size, eps), bool(config.get("tie_word_embeddings", False))
+        vocab_size = read(config, "vocab_size", int)
+        model = cls(vocab_size, size, blocks, norm, rotary, linear_rotary=linear_rotary, tied=tied)
+        model.layer_types, model.max_context = types, context_from(config)
+        model.num_extra_layers = int(config.get("num_nextn_predict_layers") or 0)
+        return model
+
+    def map_weights(self, name: str) -> Placements:
+        if LEFT_OUT.fullmatch(name):
+            return None
+        name = name.removeprefix("model.").replace("word_embeddings.", "embed_tokens.")
+        layer = LAYER.match(name)
+        number = int(layer[1]) if layer else -1
+        count = len(self.layer_types)
+        if count <= number < count + self.num_extra_layers:
+            return None
+        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+            return None
+        name = name.replace(".attention.", ".mixer.").replace(".shared_experts.", ".shared_expert.")
+        if ".mixer." in name and number < count and self.layer_types[number] == "full_attention":
+            return self._attention(name)
+        return place_expert(name, self) or Placement(name)
+
+    def _attention(self, name: str) -> Placements:
+        stem, part, last = name.rsplit(".", 2)
+        if part != "query_key_value":
+            return Placement(f"{stem}.{RENAMED.get(part, part)}.{last}")
+        widths = [len(self.get_parameter(f"{stem}.{p}_proj.weight")) for p in "qkv"]
+        ends = [sum(widths[: n + 1]) for n in range(3)]
+        return [
+            Placement(f"{stem}.{p}_proj.{last}", rows=slice(end - width, end))
+            for p, width, end in zip("qkv", widths, ends, strict=True)
+        ]
+
+
+REFUSED = {
+    "hidden_act": "silu",
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_rmsnorm": True,
+    "score_function": "sigmoid",
+    "kv_lora_rank": None,
+    "sliding_window": None,
+}
+
+
+def layer_types(config: Mapping[str, Any]) -> list[str]:
+    """As given; else the last layer of a group attends, and all layers of an incomplete last group."""
+    if config.get("layer_types"):
+        return types_from(config, interval=1)
+    group, count = read(config, "layer_group_size", int), read(config, "num_hidden_layers", int)
+    whole = count // group * group
+    return ["full_attention" if (i + 1) % group == 0 or i >= whole else "linear_attention" for i in range(count)]
+
+
+def layer_offset(config: Mapping[str, Any]) -> int:
+    """0 or -1; 2.0's where the file names no architecture.
+
+    Raises:
+        UnsupportedModel: an architecture whose decays are not known.
+    """
+    names = list(config.get("architectures") or ["BailingMoeLinearV2ForCausalLM"])
+    if names[0] not in LAYER_OFFSETS:
+        known = " and ".join(LAYER_OFFSETS)
+        raise UnsupportedModel(f"architecture {names[0]!r} has decays we do not know; known are {known}.")
+    return LAYER_OFFSETS[names[0]]
+
+
+def slopes(config: Mapping[str, Any], depth: int) -> Tensor:
+    """A linear layer's decay slopes, ``[H]`` in float64 on the host."""
+    span = max(read(config, "num_hidden_layers", int) - 1, 1)
+    factor = 1 - (depth + layer_offset(config)) / span + 1e-5
+    heads = read(config, "num_attention_heads", int)
+    return torch.tensor(alibi_slopes(heads), dtype=torch.float64, device="cpu") * factor
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return int(config.get("head_dim") or read(config, "hidden_size", int) // read(config, "num_attention_heads", int))
+
+
+def _mixer(config: Mapping[str, Any], kind: str, depth: int) -> nn.Module:
+    size, heads = read(config, "hidden_size", int), read(config, "num_attention_heads", int)
+    eps, has_norm = read(config, "rms_norm_eps", float), bool(config.get("use_qk_norm", False))
+    if kind == "full_attention":
+        kv_heads, norm_eps = read(config, "num_key_value_heads", int), eps if has_norm else None
+        shape = HeadShape(size, heads, kv_heads, _head_dim(config), norm_eps=norm_eps, norm_centred=False)
+        return Attention(shape)
+    groups, silu = int(config.get("group_norm_size") or 1), bool(_linear_silu(config))
+    linear = GroupedLightningShape(size, heads, _head_dim(config), groups, eps, has_norm=has_norm, silu=silu)
+    return GroupedLightningAttention(linear, slopes(config, depth))
+
+
+def _linear_silu(config: Mapping[str, Any]) -> object:
+    return config.get("use_linear_silu", config.get("linear_silu", False))
+
+
+def _mlp(config: Mapping[str, Any], depth: int) -> nn.Module:
+    size, num_experts = read(config, "hidden_size", int), int(config.get("num_experts") or 0)
+    if not num_experts or depth < int(config.get("first_k_dense_replace") or 0):
+        return SwiGLU(size, read(config, "intermediate_size", int))
+    width, num_shared = read(config, "moe_intermediate_size", int), int(config.get("num_shared_experts") or 0)
+    shared_width = num_shared * int(config.get("moe_shared_expert_intermediate_size") or width)
+    router = SigmoidRouter(
+        num_experts,
+        read(config, "num_experts_per_tok", int),
+        size,
+        num_groups=int(config.get("n_group") or 1),
+        top_groups=int(config.get("topk_group") or 1),
+        scale=float(config.get("routed_scaling_factor") or 1.0),
+        renormalise=bool(config.get("norm_topk_prob", True)),
+        has_bias=bool(config.get("moe_router_enable_expert_bias", False)),
+    )
+    return MoE(router, Experts(num_experts, size, width), SwiGLU(size, shared_width) if num_shared else None)

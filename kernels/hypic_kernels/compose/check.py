@@ -1,0 +1,80 @@
+"""Whether the kernel may be trusted where it runs: one small random problem against the reference, once per variant.
+
+Compilers have miscompiled matrix products for single chips and versions before; a wrong state is silent, and some
+milliseconds at first use buy that none is ever used.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import warnings
+from typing import NamedTuple
+
+import torch
+
+from hypic_kernels.compose.layout import Config, Kind, Precision
+from hypic_kernels.compose.problem import Problem, relative_error
+
+TOLERANCE = 1e-5
+"""Of ``relative_error``. float32 and 3xTF32 stay ten times below it; plain TF32 stands thirty times above it."""
+
+
+class Variant(NamedTuple):
+    """What decides which machine code runs. ``state_dtypes`` is empty where no end states are added."""
+
+    device: torch.device
+    kind: Kind
+    key_dim: int
+    value_dim: int
+    dtypes: tuple[torch.dtype, ...]
+    state_dtypes: tuple[torch.dtype, ...]
+    precision: Precision
+    config: Config | None
+
+
+@functools.cache
+def is_trusted(variant: Variant) -> bool:
+    """Runs the check at the first call for a variant, and warns once where it fails.
+
+    It waits for the device, so a variant must have been used once before a graph is captured.
+    """
+    reason = _fault(variant)
+    if reason is None:
+        return True
+    warnings.warn(
+        f"the compose kernel is not used on {variant.device} for {variant.kind} transitions and states of "
+        f"{variant.key_dim} x {variant.value_dim}: {reason}. The reference is used instead, which is slower.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return False
+
+
+def _fault(variant: Variant) -> str | None:
+    """What is wrong with the kernel, or None."""
+    from triton.errors import TritonError
+
+    try:
+        error = measure(variant)
+    except (TritonError, RuntimeError, subprocess.CalledProcessError) as fault:
+        # It cannot be built or loaded here: too little shared memory, say, or no C compiler for its launcher.
+        return f"it does not run ({type(fault).__name__}: {fault})"
+    return None if error <= TOLERANCE else f"its relative error is {error:.1e}, and {TOLERANCE:.0e} is allowed"
+
+
+def measure(variant: Variant) -> float:
+    """The kernel's relative error on a random problem: that of ``before`` or of ``final``, whichever is larger."""
+    from hypic_kernels.compose import triton as kernel
+
+    problem = Problem.random(
+        variant.kind,
+        variant.key_dim,
+        variant.value_dim,
+        dtypes=variant.dtypes,
+        state_dtypes=variant.state_dtypes,
+        device=variant.device,
+    )
+    before, final = problem.outputs()
+    kernel.compose(*problem.arguments, before, final, variant.precision, variant.config)
+    return max(map(relative_error, (before, final), problem.solve()))
