@@ -24,4 +24,4 @@ with LLM(*sys.argv[1:2]) as llm:
         out = llm.chat(messages, SamplingParams(max_tokens=32))
         messages.append({"role": "assistant", "content": out.text})
         print(f"\nQ: {question}\nA: {out.text}")
-        print(f"   {out.report.computed_tokens} of {out.report.prompt_tokens} prompt tokens computed")
+        print(f"   {out.report.computed_tokens} tokens computed for a prompt of {out.report.prompt_tokens}")

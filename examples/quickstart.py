@@ -28,7 +28,7 @@ def ask(llm: LLM, question: str, *names: str) -> None:
     print()
     for segment in report.segments:
         print(f"   {segment.name}: {segment.outcome}, {segment.num_tokens} tokens")
-    print(f"   {report.computed_tokens} of {report.prompt_tokens} prompt tokens computed")
+    print(f"   {report.computed_tokens} tokens computed for a prompt of {report.prompt_tokens}")
 
 
 with LLM(*sys.argv[1:2]) as llm:

@@ -63,8 +63,8 @@ class EngineConfig:
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number, 1 or more.")
         if self.adapter is not None and not isinstance(self.adapter, str):
             raise ConfigError(
-                f"adapter is {self.adapter!r}; an engine merges one adapter, named by its folder or repository as text: "
-                "merge several into one beforehand, or run an engine for each."
+                f"adapter is {self.adapter!r}; an engine merges one adapter, given as the name of its folder or "
+                "repository: merge several into one beforehand, or run an engine for each."
             )
         if not isinstance(self.policy, Policy):
             raise ConfigError(f"policy is {self.policy!r}; pass hypic.Policy(...).")

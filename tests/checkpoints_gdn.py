@@ -280,10 +280,11 @@ def exact_logits(folder: Path, ids: Sequence[int]) -> Tensor:
 
 @contextmanager
 def _wide_softmax() -> Iterator[None]:
-    sound = F.softmax
+    sound: Any = F.softmax
 
     def softmax(x: Tensor, *args: Any, **options: Any) -> Tensor:
-        return sound(x, *args, **{k: torch.float64 if v is torch.float32 else v for k, v in options.items()})
+        result: Tensor = sound(x, *args, **{k: torch.float64 if v is torch.float32 else v for k, v in options.items()})
+        return result
 
     with patch.object(F, "softmax", softmax):
         yield

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hypic.engine.weights import Mapped, Placement, content_digest, each, stream
 from hypic.errors import CheckpointError, UnsupportedModel
 
 TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<kind>embedding_)?(?P<side>[AB])(?:\.\w+)*")
+FUSED = ("gate_up_proj", "down_proj")
 # What these fields turn on is more than two matrices beside a weight.
 REFUSED = (
     "use_dora",
@@ -33,7 +34,6 @@ REFUSED = (
     "layer_replication",
     "trainable_token_indices",
     "alora_invocation_tokens",
-    "target_parameters",
     "arrow_config",
     "kasa_config",
     "monteclora_config",
@@ -42,18 +42,32 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class LowRank:
-    """``scale * b a``, beside the weight of ``module``; of an embedding, its transpose."""
+    """``b a`` beside the weight of ``module``; beside an embedding, its transpose.
+
+    For the fused weights of ``E`` experts, ``a [E r, in]`` and ``b [out, r E]`` hold one pair for each.
+    """
 
     module: str
     a: Tensor
     b: Tensor
-    scale: float
     is_embedding: bool
 
-    def change(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """What is added to the weight, in the checkpoint's layout."""
-        product = self.b.to(device, dtype) @ self.a.to(device, dtype) * self.scale
-        return product.mT if self.is_embedding else product
+    def change(self, num_experts: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """What is added to the weight but for its scale, in the checkpoint's layout."""
+        a, b = self.a.to(device, dtype), self.b.to(device, dtype)
+        if num_experts:
+            b = b.reshape(len(b), -1, num_experts).permute(2, 0, 1)
+            return b @ a.reshape(num_experts, -1, a.shape[1])
+        return (b @ a).mT if self.is_embedding else b @ a
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The weight that a pair changes, by the checkpoint's name, and its places; ``num_experts`` is 0 unless fused."""
+
+    weight: str
+    places: Sequence[Placement]
+    num_experts: int = 0
 
 
 def merge(model: nn.Module, mapped: Mapped, folder: Path) -> str:
@@ -63,18 +77,15 @@ def merge(model: nn.Module, mapped: Mapped, folder: Path) -> str:
         UnsupportedModel: it is of another kind than plain LoRA, or changes a weight that is tied or left out.
         CheckpointError: it is incomplete, unreadable or made for another model.
     """
-    names = _names_of(model)
+    parameters, settings = _names_of(model), _settings(folder)
     digest = hashlib.sha256()
-    for low_rank in read(folder):
-        places = each(mapped.map_weights(f"{low_rank.module}.weight"))
-        if not places:
-            raise UnsupportedModel(
-                f"the adapter changes {low_rank.module!r}, which is tied or not run here; train one without it."
-            )
-        for where in places:
-            _add(low_rank, where, names)
-        for part in (low_rank.a, low_rank.b):
-            digest.update(content_digest(f"{low_rank.module}|{low_rank.scale!r}", part))
+    for pair in read(folder):
+        target = _target(pair, mapped, parameters)
+        scale = _scale(pair, target, settings)
+        for where in target.places:
+            _add(pair, target, where, parameters, scale)
+        for part in (pair.a, pair.b):
+            digest.update(content_digest(f"{target.weight}|{scale!r}", part))
     return digest.hexdigest()
 
 
@@ -82,10 +93,9 @@ def read(folder: Path) -> Iterator[LowRank]:
     """The adapter's pairs of matrices, by name.
 
     Raises:
-        UnsupportedModel: another kind of adapter.
+        UnsupportedModel: it holds other tensors too.
         CheckpointError: a file is missing or unreadable, or a matrix has no partner.
     """
-    settings = _settings(folder)
     pairs: dict[tuple[str, bool], dict[str, Tensor]] = {}
     for name, tensor in stream(folder):
         found = TENSOR.fullmatch(name)
@@ -98,13 +108,27 @@ def read(folder: Path) -> Iterator[LowRank]:
     for (module, is_embedding), sides in sorted(pairs.items()):
         if sides.keys() != {"A", "B"} or len(sides["A"]) != sides["B"].shape[1]:
             raise CheckpointError(f"the adapter lacks one of the two matrices of {module!r}; save it again.")
-        yield LowRank(module, sides["A"], sides["B"], _scale(module, len(sides["A"]), settings), is_embedding)
+        yield LowRank(module, sides["A"], sides["B"], is_embedding)
+
+
+def _target(pair: LowRank, mapped: Mapped, parameters: Mapping[str, nn.Parameter]) -> _Target:
+    """PEFT does not keep the names of fused parameters (``target_parameters``): their shapes tell them apart."""
+    module = pair.module.replace(".base_layer", "")
+    for name in FUSED if module.endswith(".experts") else ():
+        places = each(mapped.map_weights(f"{module}.{name}"))
+        fused = parameters.get(places[0].parameter) if len(places) == 1 else None
+        if fused is not None and fused.shape[1:] == (len(pair.b), pair.a.shape[1]) and not len(pair.a) % len(fused):
+            return _Target(f"{module}.{name}", places, len(fused))
+    places = each(mapped.map_weights(f"{module}.weight"))
+    if not places:
+        raise UnsupportedModel(f"the adapter changes {module!r}, which is tied or not run here; train one without it.")
+    return _Target(f"{module}.weight", places)
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
     path = folder / "adapter_config.json"
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); pass the folder of a PEFT adapter.") from error
     kind = settings.get("peft_type")
@@ -118,11 +142,17 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     return settings
 
 
-def _scale(module: str, rank: int, settings: Mapping[str, Any]) -> float:
+def _scale(pair: LowRank, target: _Target, settings: Mapping[str, Any]) -> float:
+    rank = len(pair.a) // (target.num_experts or 1)
+    names = (target.weight, target.weight.rpartition(".")[0])
     patterns: Mapping[str, float] = settings.get("alpha_pattern") or {}
-    alphas = [alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module)]
+    alphas = [alpha for pattern, alpha in patterns.items() if any(_matches(pattern, name) for name in names)]
     alpha = float(alphas[0] if alphas else settings.get("lora_alpha", rank))
     return alpha / rank**0.5 if settings.get("use_rslora") else alpha / rank
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return re.fullmatch(rf"(.*\.)?({pattern})", name) is not None
 
 
 def _names_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -134,19 +164,21 @@ def _names_of(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named if counts[id(parameter)] == 1}
 
 
-def _add(low_rank: LowRank, where: Placement, parameters: Mapping[str, nn.Parameter]) -> None:
+def _add(
+    pair: LowRank, target: _Target, where: Placement, parameters: Mapping[str, nn.Parameter], scale: float
+) -> None:
     parameter = parameters.get(where.parameter)
     if parameter is None:
         raise UnsupportedModel(
-            f"the adapter changes {low_rank.module!r}, which this model ties to another weight or does not have; "
+            f"the adapter changes {pair.module!r}, which this model ties to another weight or does not have; "
             "train one without it, or for this model."
         )
     wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-    change = where.taken(low_rank.change(parameter.device, wide))
-    target = where.target(parameter.data, change)
-    if target.shape != change.shape:
+    change = where.taken(pair.change(target.num_experts, parameter.device, wide))
+    part = where.target(parameter.data, change)
+    if part.shape != change.shape:
         raise CheckpointError(
-            f"the adapter's change of {low_rank.module!r} has shape {list(change.shape)} where the model asks for "
-            f"{list(target.shape)}; it was made for another model."
+            f"the adapter's change of {pair.module!r} has shape {list(change.shape)} where the model asks for "
+            f"{list(part.shape)}; it was made for another model."
         )
-    target.copy_(target.to(wide) + change)
+    part.copy_(part.to(wide) + scale * change)

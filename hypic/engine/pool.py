@@ -139,7 +139,8 @@ class Pool:
         entries = (
             int(spare * share / entry_slots) if entry_slots else max(64, spare // (TYPICAL_SEGMENT_TOKENS * page_bytes))
         )
-        pages = int(spare * (1 - share) / page_bytes) if page_bytes else 0
+        # Without full attention pages are mere numbers, and must not keep requests apart.
+        pages = int(spare * (1 - share) / page_bytes) if page_bytes else (num_running + entries) * fewest_pages
         return fewest_pages + pages, num_running + 2 + entries, 1 + entries
 
     def _allocate(self) -> None:

@@ -68,7 +68,9 @@ class Runner:
             fingerprint = weights.fill_dummy(model, config.seed, settings)
         else:
             fingerprint = weights.load(model, _as_model(model), folder, settings)
-        merged = "" if config.adapter is None else adapter.merge(model, _as_model(model), weights.locate(config.adapter))
+        merged = ""
+        if config.adapter is not None:
+            merged = adapter.merge(model, _as_model(model), weights.locate(config.adapter))
         return cls._with_pool(_as_model(model), Identity(fingerprint, str(dtype), adapter=merged), config, device)
 
     @classmethod

@@ -115,7 +115,7 @@ def shards(folder: Path) -> list[Path]:
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = _indexed(index)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(f"{folder} lacks {missing[0]}, which its index names; finish the download.")
@@ -124,6 +124,13 @@ def shards(folder: Path) -> list[Path]:
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors file; convert the checkpoint or finish the download.")
     return files
+
+
+def _indexed(index: Path) -> list[str]:
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} cannot be read ({error!r}); download it again.") from error
 
 
 def stream(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -21,8 +21,10 @@ _WIKI = re.compile(r"(={2,6})[ \t]*([^=\s](?:.*[^=\s])?)[ \t]*\1[ \t]*$")
 _UNDERLINE = re.compile(r"(={3,}|-{3,})[ \t]*$")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"[ \t]*(?:[-*+\u2022][ \t]+\S|\(?\d{1,4}[.)][ \t]+\S|\|)")
+# A run of stops is matched from its first only: a long row of dots must not take quadratic time.
 _STOP = re.compile(
-    r"[.!?\u2026]+[\"'\u201d\u2019\u00bb)\]]*\s+|[\u3002\uff01\uff1f\u0964]+[\"'\u201d\u2019\u300d\u300f\uff09]*\s*"
+    r"(?<![.!?\u2026])[.!?\u2026]++[\"'\u201d\u2019\u00bb)\]]*\s+"
+    r"|[\u3002\uff01\uff1f\u0964]+[\"'\u201d\u2019\u300d\u300f\uff09]*\s*"
 )
 _ABBREVIATION = re.compile(
     r"(?:^|[\s(\[\"'])(?:[^\W\d_]|(?:[^\W\d_]\.)+[^\W\d_]|[Dd]r|[Mm]rs?|[Mm]s|[Pp]rof|[Ss]t|[Jj]r|[Ss]r|[Vv]s|[Ff]ig|[Nn]o"

@@ -140,9 +140,20 @@ def _load(folder: Path, device: str) -> tuple[Bert, Tokenizer]:
     for name in _SHA256:
         if not (folder / name).is_file():
             raise EmbedderError(f"{folder} has no {name}; give the folder of a whole BERT sentence encoder.")
+    config = BertConfig.from_json(_json(folder / "config.json"))
+    tokenizer = Tokenizer.from_str(json.dumps(_json(folder / "tokenizer.json")))
     try:
-        config = BertConfig.from_json(json.loads((folder / "config.json").read_text(encoding="utf-8")))
         tensors = load_file(folder / "model.safetensors")
-    except (json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
-        raise EmbedderError(f"{folder} holds a damaged file ({error}); copy the encoder again.") from error
-    return Bert(config, tensors, device), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except SafetensorError as error:
+        raise EmbedderError(f"{folder / 'model.safetensors'} is damaged ({error}); copy the encoder again.") from error
+    return Bert(config, tensors, device), tokenizer
+
+
+def _json(path: Path) -> dict[str, object]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EmbedderError(f"{path} is damaged ({error}); copy the encoder again.") from error
+    if not isinstance(values, dict):
+        raise EmbedderError(f"{path} holds a {type(values).__name__}, not an object; copy the encoder again.")
+    return values

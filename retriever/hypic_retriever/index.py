@@ -132,8 +132,8 @@ class Index:
         if not isinstance(query, str) or k < 1:
             raise RetrieverError(f"search got the query {query!r} and k={k!r}; pass a text and k of 1 or more.")
         vector = None
-        if self.embedder is not None and query.strip():
-            vector = normalised(self.embedder.embed_queries([query]), 1, self.embedder.dimension)[0]
+        if self.embedder is not None and self._vectors is not None and query.strip():
+            vector = normalised(self.embedder.embed_queries([query]), 1, self._vectors.dimension)[0]
         with self._state:
             return self._ranked(query, vector, k, keep)
 
@@ -221,10 +221,10 @@ class Index:
         return Change(tuple(p for c in changes for p in c.added), tuple(p for c in changes for p in c.removed))
 
     def _embedded(self, passages: Sequence[Passage]) -> list[Vectors]:
-        if self.embedder is None:
+        if self.embedder is None or self._vectors is None:
             return []
         vectors = self.embedder.embed_passages([passage.ranked_text for passage in passages])
-        return [normalised(vectors, len(passages), self.embedder.dimension)]
+        return [normalised(vectors, len(passages), self._vectors.dimension)]
 
     def _put(self, group: Sequence[Edit], ranked: Sequence[Passage], vectors: Sequence[Vectors]) -> None:
         dropped = [passage for edit in group for passage in edit.drop]

@@ -12,8 +12,9 @@ splitter that fills pieces up to a size moves every later border when one senten
 An edit of one unit changes one candidate, x. Rule 3 lets that switch x on or off, or hand the border
 over between x and the candidate before x; it never does both in the same direction. So at most two
 passages go and at most two come. Two things are outside this argument: a stretch without a border
-that is longer than ``max_chars`` is cut at its strongest hash, and an edit may take a block over one of
-the lengths above. Both are rare (the tests count them) and stay inside their section.
+that is longer than ``max_chars`` is cut at its strongest hash, and an edit may be more than one of a
+unit (text without a full stop joins the next sentence, a blank line divides a paragraph). Both are
+rare and stay inside their section.
 
 The idea of cutting at content-defined places is that of N. Bjorner, A. Blass, Y. Gurevich,
 "Content-dependent chunking for differential compression, the local maximum approach" (2010).

@@ -1,4 +1,4 @@
-"""An engine on a tiny checkpoint, driven by hand: every token that is run leaves its logits, every pool is accounted for.
+"""An engine on a tiny checkpoint, driven by hand: every token leaves its logits, all memory is accounted for.
 
 The engine is used as it is; only its model stands behind a proxy that notes each batch and its hidden states. What is
 compared with comes from ``tests.reference``, which shares no code with the engine.
@@ -26,7 +26,7 @@ from hypic.engine.scheduler import Work
 from hypic.engine.segment import CachedSegment
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams, Segment
-from tests.checkpoints import minimax, qwen, random_ids
+from tests.checkpoints import exact_oracle_logits, minimax, qwen, random_ids
 from tests.reference import Live, Reference, Result, SegmentLink
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
@@ -58,6 +58,7 @@ class Checkpoints:
         self.reference = cache(lambda name: Reference(self.folder(name)))
         self.runner = cache(self._runner)
         self._expected = cache(self._evaluate)
+        self._full = cache(self._evaluate_full)
 
     def folder(self, name: str) -> Path:
         if name not in self._folders:
@@ -72,6 +73,15 @@ class Checkpoints:
         """What sections 3 and 4 of the contract give for a prompt and its answer."""
         chain = tuple((type(link), tuple(link.ids)) for link in links(pieces, policy))
         return self._expected(name, chain, policy.seam, policy.compose, policy.rotate, tuple(generated))
+
+    def full(self, name: str, pieces: Pieces) -> Tensor:
+        """Full recompute by transformers; with partial rotation it is no oracle, and the reference's one row is."""
+        return self._full(name, tuple(flat(pieces)))
+
+    def _evaluate_full(self, name: str, ids: tuple[int, ...]) -> Tensor:
+        if name == "minimax-partial":
+            return self.reference(name).full(ids).logits
+        return exact_oracle_logits(self.folder(name), ids)
 
     def _evaluate(self, name: str, chain: Any, seam: int, compose: Any, rotate: bool, generated: Any) -> Result:
         parts = [Live(ids) if kind is Live else SegmentLink(ids, seam) for kind, ids in chain]
@@ -131,6 +141,7 @@ class Answer:
     """What became of one request: logits by position (of every token that was run for it) and its emissions."""
 
     logits: dict[int, Tensor] = field(default_factory=dict)
+    chosen_from: set[int] = field(default_factory=set)
     runs: list[int] = field(default_factory=list)
     pieces: list[Completion] = field(default_factory=list)
     error: HypicError | None = None
@@ -246,10 +257,14 @@ class Bench:
             answer, span = self.answers[run.request.id], batch.chain_tokens[number]
             positions = batch.positions[span].tolist()
             answer.runs.append(len(positions))
-            answer.logits.update(zip(positions, logits[span], strict=True))
+            for position, row in zip(positions, logits[span], strict=True):
+                # A token that was chosen from stays as it was seen: alone in the last layer, not among all rows.
+                if position not in answer.chosen_from:
+                    answer.logits[position] = row
         wanting = [run for run in work.requests if run.chain.wants_logits]
         for run, row in zip(wanting, result.logits, strict=True):
             self.answers[run.request.id].logits[run.reached - 1] = row
+            self.answers[run.request.id].chosen_from.add(run.reached - 1)
         return self._settle(work, result)
 
     def _last(self) -> tuple[Batch, Tensor]:

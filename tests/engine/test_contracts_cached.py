@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from hypic.types import Policy
-from tests.checkpoints import exact_oracle_logits, oracle_logits
+from tests.checkpoints import oracle_logits
 from tests.engine.faults import FAULTS, cases
 from tests.engine.harness import (
     FAMILIES,
     POLICY,
     TOLERANCE,
+    Answer,
     Bench,
     Checkpoints,
     Pieces,
@@ -130,9 +131,7 @@ def test_one_mixing_layer_bites(
 
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n != "minimax-partial"])
-def test_transformers_as_it_is_agrees_within_its_own_float32(
-    name: str, bench: Make, checkpoints: Checkpoints
-) -> None:
+def test_transformers_as_it_is_agrees_within_its_own_float32(name: str, bench: Make, checkpoints: Checkpoints) -> None:
     answer = bench(name).ask(only_segment())
     logits = oracle_logits(checkpoints.folder(name), flat(only_segment()))
     assert relative(answer.rows(), logits[sorted(answer.logits)]) < 1e-5
@@ -140,13 +139,8 @@ def test_transformers_as_it_is_agrees_within_its_own_float32(
     assert relative(single.rows(), oracle_logits(checkpoints.folder(name), flat([live(150, 9)]), torch.float32)) < 1e-4
 
 
-def _error_to_full(answer, name: str, pieces: Pieces, checkpoints: Checkpoints) -> float:  # type: ignore[no-untyped-def]
-    """Against transformers; with partial rotation it is no oracle, and the reference's one row is."""
-    if name == "minimax-partial":
-        logits = checkpoints.reference(name).full(flat(pieces)).logits
-    else:
-        logits = exact_oracle_logits(checkpoints.folder(name), flat(pieces))
-    return relative(answer.rows(), logits[sorted(answer.logits)])
+def _error_to_full(answer: Answer, name: str, pieces: Pieces, checkpoints: Checkpoints) -> float:
+    return relative(answer.rows(), checkpoints.full(name, pieces)[sorted(answer.logits)])
 
 
 def test_several_segments_are_approximate_in_deep_models(bench: Make, checkpoints: Checkpoints) -> None:
@@ -154,7 +148,7 @@ def test_several_segments_are_approximate_in_deep_models(bench: Make, checkpoint
         reused = bench(name).ask(few_segments())
         full = bench(name).ask(few_segments(), Policy(reuse="none"))
         assert len(full.logits) == len(flat(few_segments()))
-        assert relative(full.rows(), exact_oracle_logits(checkpoints.folder(name), flat(few_segments()))) < 1e-10
+        assert relative(full.rows(), checkpoints.full(name, few_segments())) < 1e-10
         assert 1e-4 < relative(reused.rows(), full.rows(sorted(reused.logits))) < 1.5
 
 
@@ -170,9 +164,7 @@ ABLATIONS = {
 
 @pytest.mark.parametrize("policy", ABLATIONS.values(), ids=ABLATIONS)
 @pytest.mark.parametrize("name", ["qwen", "minimax-partial"])
-def test_ablations_equal_the_reference(
-    name: str, policy: Policy, bench: Make, checkpoints: Checkpoints
-) -> None:
+def test_ablations_equal_the_reference(name: str, policy: Policy, bench: Make, checkpoints: Checkpoints) -> None:
     for dtype in DTYPES:
         engine = bench(name, dtype)
         cold, warm = engine.ask(many_segments(), policy, max_tokens=3), engine.ask(many_segments(), policy)

@@ -28,6 +28,7 @@ from tests.engine.harness import (
 Make = Callable[..., Bench]
 DTYPES = list(TOLERANCE)
 MODELS = ["qwen", "minimax", "minimax-partial"]
+WIDE = [("qwen", "float64"), ("qwen", "float32"), ("minimax", "float64"), ("minimax-partial", "float64")]
 STEPS = [1, 2, 3, 63, 64, 65]
 # Pages, states and transitions that three long answers do not all find room in.
 TIGHT = {"page_size": 8, "sizes": (30, 8, 4)}
@@ -64,9 +65,7 @@ def test_live_prompts_in_pieces_equal_one_pass(
 
 
 @pytest.mark.parametrize("name", ["qwen", "minimax"])
-def test_pieces_bite(
-    name: str, bench: Make, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_bite(name: str, bench: Make, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second piece starts from nothing, as the first did."""
     sound = Request._chain
 
@@ -89,7 +88,7 @@ def test_encoding_in_pieces_feeds_the_same_answer(
     monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 1)
     pieces = [live(5, 1), seg(150, 2), seg(9, 3), seg(70, 4), live(9, 5)]
     for name in ("qwen", "minimax"):
-        for num_tokens in (4, 9, 64) if dtype == "float64" else (8,):
+        for num_tokens in (4, 9) if dtype == "float64" else (8,):
             answer = bench(name, dtype, max_step_tokens=num_tokens).ask(pieces)
             assert answer.error_to(checkpoints.expected(name, pieces)) < TOLERANCE[dtype]
 
@@ -113,8 +112,7 @@ def conversation(engine: Bench, name: str, checkpoints: Checkpoints, dtype: str,
     return answers
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), WIDE)
 def test_a_conversation_from_snapshots_equals_from_scratch(
     name: str, dtype: str, bench: Make, checkpoints: Checkpoints
 ) -> None:
@@ -223,8 +221,7 @@ def test_borders_inside_live_text_do_not_enter_a_snapshots_key(bench: Make) -> N
 # -- preemption ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dtype"), WIDE)
 def test_preemption_and_resume_equal_running_through(
     name: str, dtype: str, bench: Make, checkpoints: Checkpoints
 ) -> None:
@@ -242,9 +239,7 @@ def test_preemption_and_resume_equal_running_through(
 
 
 @pytest.mark.parametrize("name", ["qwen", "minimax"])
-def test_preemption_bites(
-    name: str, bench: Make, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preemption_bites(name: str, bench: Make, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that starts again has forgotten the last token that it had generated."""
     sound = Plan.continued
     monkeypatch.setattr(Plan, "continued", lambda self, generated: sound(self, [*generated[:-1], 3]))

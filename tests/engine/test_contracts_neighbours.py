@@ -296,7 +296,7 @@ def test_deterministic_requests_are_bit_equal_whatever_runs_beside_them(bench: M
     policy = Policy(min_segment_tokens=0, deterministic=True)
     pieces = [live(40, 1, ends=True), seg(30, 2), live(40, 3, ends=True), seg(41, 4), live(9, 5)]
     for name in MODELS:
-        for dtype in DTYPES:
+        for dtype in DTYPES if name == "qwen" else ["float32"]:
             alone = bench(name, dtype).ask(pieces, policy, max_tokens=4)
             engine = bench(name, dtype)
             others = [engine.add(p, max_tokens=5) for p in PROMPTS[:3]]

@@ -61,9 +61,7 @@ def test_the_policy_decides_what_is_too_short(length: int, bench: Make, checkpoi
     answer = bench("qwen").ask(pieces, policy)
     assert answer.error_to(checkpoints.expected("qwen", pieces, policy)) < TOLERANCE["float64"]
     reason = f"too short: {length} tokens, cached from 32"
-    assert (answer.outcomes, answer.reasons) == (
-        (["live"], [reason]) if length < 32 else (["encoded"], ["first time"])
-    )
+    assert (answer.outcomes, answer.reasons) == ((["live"], [reason]) if length < 32 else (["encoded"], ["first time"]))
 
 
 def test_empty_pieces_leave_no_trace(bench: Make, checkpoints: Checkpoints) -> None:

@@ -100,7 +100,7 @@ def copy_of(folder: Path, target: Path) -> Path:
 def test_missing_and_damaged_files_are_named(folder: Path, tmp_path: Path, name: str) -> None:
     copy = copy_of(folder, tmp_path)
     (copy / name).write_bytes((copy / name).read_bytes()[:40])
-    with pytest.raises(EmbedderError, match="holds a damaged file"):
+    with pytest.raises(EmbedderError, match=f"{name} is damaged"):
         MiniLM(copy)
     (copy / name).unlink()
     with pytest.raises(EmbedderError, match=f"has no {name}"):
@@ -131,9 +131,9 @@ def test_other_architectures_and_missing_tensors_are_named(folder: Path, tmp_pat
 
 
 def test_sizes_out_of_range_are_refused(folder: Path) -> None:
-    for arguments in ({"batch_size": 0}, {"max_tokens": 2}):
+    for batch_size, max_tokens in ((0, 256), (16, 2)):
         with pytest.raises(EmbedderError, match="choose 1 and 3 or more"):
-            MiniLM(folder, **arguments)
+            MiniLM(folder, batch_size=batch_size, max_tokens=max_tokens)
 
 
 def test_an_absent_package_gives_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

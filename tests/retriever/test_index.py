@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hypic_retriever import EmbedderError, Index, Passage, RetrieverError, Splitter
+from hypic_retriever import EmbedderError, Index, Passage, RetrieverError
 
 HANDBOOK = """# Handbook
 
@@ -92,9 +92,9 @@ def test_many_updates_equal_a_fresh_index(article: Any) -> None:
     fresh.add_documents({"a.md": article.text})
     assert index.passages() == fresh.passages()
     for query in ["harbour council", "violin", "northern glacier weaver"]:
-        assert [(hit.passage, pytest.approx(hit.score)) for hit in index.search(query)] == [
-            (hit.passage, hit.score) for hit in fresh.search(query)
-        ]
+        updated, anew = index.search(query), fresh.search(query)
+        assert [hit.passage for hit in updated] == [hit.passage for hit in anew] and len(anew) == 8
+        assert [hit.score for hit in updated] == pytest.approx([hit.score for hit in anew])
 
 
 def test_a_changed_heading_is_ranked_anew_under_the_same_ids() -> None:
@@ -194,14 +194,14 @@ def test_an_embedder_that_fails_changes_nothing(index: Index, make_embedder: Any
     hybrid = Index(embedder)
     hybrid.add_documents({"menu.md": MENU})
     embedder.dimension = 9
-    with pytest.raises(EmbedderError, match=r"shape \[2, 9\]; expected \[2, 8\]|cannot|the embedder gave"):
+    with pytest.raises(EmbedderError, match=r"shape \[2, 9\]; expected \[2, 8\]"):
         hybrid.add_documents({"handbook.md": HANDBOOK})
     embedder.dimension = 8
     assert hybrid.sources() == ["menu.md"] and hybrid.search("refund")[0].passage.source == "menu.md"
 
 
 def test_searches_during_changes_see_whole_documents() -> None:
-    index = Index(splitter=Splitter(40, 10, 100))
+    index = Index()
     versions = [f"# Part one\n\nversion {n} alpha\n\n# Part two\n\nversion {n} beta" for n in ("odd", "even")]
     index.add_documents({"a.md": versions[0], **{f"{i}.md": f"other text {i}" for i in range(50)}})
     failures: list[object] = []

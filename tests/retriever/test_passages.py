@@ -102,10 +102,27 @@ def test_without_headings_few_passages_are_below_the_minimum() -> None:
 
 
 PIECES = st.sampled_from(
-    ["# One\n", "## Two ##\n", "== Three ==\n", "Four\n====\n", "\n", "\n\n", "\r\n", "\r", " ", "\t", "\u2028", "\x0c", "```\n", "~~~~\n",
-     "- item\n", "1. first\n", "| a | b |\n", "A sentence. ", "Is it? ", "Dr. Ngo went. ", "\u3053\u308c\u306f\u6587\u3067\u3059\u3002", "e\u0301", "\U0001f469\u200d\U0001f680",
-     "x" * 97, "lower case, no stop ", "\u0939\u093f\u0928\u094d\u0926\u0940\u0964 ", "\ud800"]
-)  # fmt: skip
+    [
+        "# One\n",
+        "## Two ##\n",
+        "== Three ==\n",
+        "Four\n====\n",
+        "```\n",
+        "~~~~\n",
+        "- item\n",
+        "1. first\n",
+        "| a | b |\n",
+    ]
+    + ["\n", "\n\n", "\r\n", "\r", " ", "\t", "\u2028", "\x0c", "A sentence. ", "Is it? ", "Dr. Ngo went. ", "x" * 97]
+    + [
+        "lower case, no stop ",
+        "e\u0301",
+        "\U0001f469\u200d\U0001f680",
+        "\u3053\u308c\u3067\u3059\u3002",
+        "\u092d\u093e\u0964 ",
+        "\ud800",
+    ]
+)
 TEXTS = st.lists(PIECES | st.text(max_size=12), max_size=80).map("".join)
 SMALL = Splitter(target_chars=60, min_chars=20, max_chars=150)
 
@@ -150,7 +167,8 @@ def test_characters_of_several_code_points_stay_whole() -> None:
 
 
 def test_a_heading_starts_a_passage_and_gives_its_path() -> None:
-    text = "# Guide\n\n## Setup\n\nPlug it in.\n\n### Power\n\nUse 230 V.\n\n## Repair\nOpen the lid.\n\nOld\n---\n\nNothing.\n\n== Wiki ==\nEnd."
+    text = "# Guide\n\n## Setup\n\nPlug it in.\n\n### Power\n\nUse 230 V.\n\n## Repair\nOpen the lid.\n\n"
+    text += "Old\n---\n\nNothing.\n\n== Wiki ==\nEnd."
     found = [(passage.heading, passage.text) for passage in Splitter().split(text)]
     assert found == [
         ("Guide > Setup", "# Guide\n\n## Setup\n\nPlug it in."),

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hypic_apps.cli.engine import REAL_MODEL, Loaded, add_model_options, loaded
+from hypic_apps.cli.engine import NO_THINKING, Loaded, add_model_options, loaded
 from hypic_apps.cli.files import checked_text, read_all
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 
@@ -37,6 +37,7 @@ def add(commands: Subparsers[Parser]) -> None:
                         help="a further question; may be given several times")  # fmt: skip
     parser.add_argument("--k", type=positive, default=8, help="passages per question (default: 8)")
     parser.add_argument("--max-tokens", type=positive, default=128, metavar="N", help="longest answer (default: 128)")
+    parser.add_argument("--thinking", action="store_true", help="let the model think first, if it can")
     parser.add_argument("--compare", action="store_true", help="also answer with everything computed anew")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the answers")
     add_model_options(parser)
@@ -54,6 +55,7 @@ class Asking:
     k: int
     compare: bool
     streams: bool
+    template: dict[str, Any]
 
     def answer(self, question: str) -> dict[str, Any]:
         """Asks one question, shows how it went, and returns what a program wants to know."""
@@ -75,7 +77,7 @@ class Asking:
         from hypic_apps.cli.screen import result
 
         pieces = []
-        for piece in self.model.llm.stream(prompt, self.sampling):
+        for piece in self.model.llm.stream(prompt, self.sampling, chat_template_kwargs=self.template):
             pieces.append(piece)
             if self.streams:
                 result(piece.text if len(pieces) > 1 else piece.text.lstrip(), end="")
@@ -88,7 +90,7 @@ class Asking:
         from hypic_apps.cli.reports import counts
 
         policy = self.model.llm.config.policy.with_(reuse="none")
-        full = self.model.llm.generate(prompt, self.sampling, policy=policy)
+        full = self.model.llm.generate(prompt, self.sampling, policy=policy, chat_template_kwargs=self.template)
         assert full.report is not None, "a whole answer comes with its report"
         self.console.print(f"\nwith everything computed anew: {full.text.strip()}")
         self.console.print(counts(full.report), style="dim")
@@ -107,14 +109,14 @@ def run(args: argparse.Namespace) -> int:
     console = notes()
     index = index_documents(files, console)
     with loaded(args, console) as model:
+        console.print(model.introduction, style="dim")
         sampling = SamplingParams(max_tokens=args.max_tokens)
-        asking = Asking(model, index, console, sampling, args.k, args.compare, streams=not args.json)
+        template = {} if args.thinking else NO_THINKING
+        asking = Asking(model, index, console, sampling, args.k, args.compare, not args.json, template)
         found = []
         for question in questions:
             console.print(f"\n{question}", style="bold")
             found.append(asking.answer(question))
-        if model.is_bundled:
-            console.print(f"\nThe bundled demo model answered; {REAL_MODEL}", style="dim")
     if args.json:
         result_object({"model": args.model or "bundled", "questions": found})
     return 0

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hypic_apps.cli.engine import REAL_MODEL, add_model_options, loaded
+from hypic_apps.cli.engine import NO_THINKING, add_model_options, loaded
 from hypic_apps.cli.files import checked_text
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 
@@ -30,6 +30,7 @@ def add(commands: Subparsers[Parser]) -> None:
     parser = add_command(commands, "chat", "", SUMMARY, EXAMPLES, DETAILS)
     parser.add_argument("--system", metavar="TEXT", help="a system message")
     parser.add_argument("--max-tokens", type=positive, default=256, metavar="N", help="longest answer (default: 256)")
+    parser.add_argument("--thinking", action="store_true", help="let the model think first, if it can")
     add_model_options(parser)
     parser.set_defaults(run=run)
 
@@ -43,16 +44,16 @@ def run(args: argparse.Namespace) -> int:
 
     console = notes()
     with loaded(args, console) as model:
-        if model.is_bundled:
-            console.print(f"This is a small demo model; {REAL_MODEL}", style="dim")
+        console.print(model.introduction, style="dim")
         sampling = SamplingParams(max_tokens=args.max_tokens)
+        template = {} if args.thinking else NO_THINKING
         messages = list(head)
         while (line := _read(console)) is not None:
             if line == "/new":
                 messages = list(head)
             elif line:
                 messages.append(_message("user", checked_text(line, "the message")))
-                messages.append(_message("assistant", _answer(model.llm, messages, sampling, console)))
+                messages.append(_message("assistant", _answer(model.llm, messages, sampling, template, console)))
     return 0
 
 
@@ -68,13 +69,19 @@ def _read(console: Console) -> str | None:
     return None if not line or line.strip() == "/exit" else line.strip()
 
 
-def _answer(llm: LLM, messages: list[dict[str, Any]], sampling: SamplingParams, console: Console) -> str:
+def _answer(
+    llm: LLM,
+    messages: list[dict[str, Any]],
+    sampling: SamplingParams,
+    template: dict[str, Any],
+    console: Console,
+) -> str:
     """Streams one answer to stdout; its counts go to stderr."""
     from hypic_apps.cli.reports import show_counts
     from hypic_apps.cli.screen import result
 
     texts = []
-    for piece in llm.stream(messages, sampling):
+    for piece in llm.stream(messages, sampling, chat_template_kwargs=template):
         texts.append(piece.text)
         result(piece.text, end="")
         if piece.report is not None:

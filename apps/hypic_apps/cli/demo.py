@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "answer questions from a bundled corpus and measure it"
 EXAMPLES = """
-hypic demo                            questions, answers, times: about two minutes
+hypic demo                            answers and times, two minutes
 hypic demo --quick --json             fewer questions, one round, for programs
 hypic demo --model path/to/checkpoint
 hypic demo --corpus my-folder         .txt and .md files and a questions.json
@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     console = notes()
     index = index_documents(corpus.documents, console)
     with loaded(args, console, {"dtype": "float32"}) as model:
-        outcome.introduce(console, model, len(corpus.documents), len(index))
+        console.print(f"{len(corpus.documents)} documents, {len(index)} passages, searched with BM25.")
+        console.print(model.introduction)
         pipeline = Pipeline.build(model.llm, index, args.k, args.max_tokens)
         asked = [_ask(pipeline, question, console, streams=not args.json) for question in questions]
         measured = _measure(model, [answer.case for answer in asked], args, console)
@@ -127,7 +128,7 @@ def _peer(model: Loaded, case: Case) -> tuple[Transformers | None, str]:
         return None, "with --dtype auto the two might not use the same type; name one."
     try:
         peer = Transformers.load(model.folder, device_of(config), config.dtype)
-        peer.prefill(token_ids(model.llm, case.prompt))
+        peer.prefill(token_ids(model.llm, case))
     except PeerError as error:
         return None, str(error)
     return peer, ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypic.checkpoints import bundled
+from hypic_apps.cli.checkpoint import Description, describe
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.options import add_engine_options, engine_settings
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
     from hypic import LLM, EngineConfig
 
-REAL_MODEL = 'for a real one, download a checkpoint and use: hypic ask --model FOLDER "question" FILES...'
+# Reasoning would use up a short answer; chat templates that know no such thing ignore it.
+NO_THINKING = {"enable_thinking": False}
+REAL_MODEL = """For a real one (0.8 billion parameters: a download of about 2 GB, and 4 GB of memory):
+  hypic ask --model Qwen/Qwen3.5-0.8B "question" FILES...
+or any folder that hypic models FOLDER can load."""
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +43,21 @@ class Loaded:
     llm: LLM
     folder: str
     is_bundled: bool
+
+    @property
+    def description(self) -> Description | None:
+        """What the checkpoint's files say; ``None`` for a name of the Hub."""
+        folder = Path(self.folder).expanduser()
+        return describe(folder) if folder.is_dir() else None
+
+    @property
+    def introduction(self) -> str:
+        """Who answers; of the bundled model also that it is a demo, and how to use a real one."""
+        description = self.description
+        size = "" if description is None else f" of {description.num_parameters / 1e6:.1f} million parameters"
+        if self.is_bundled:
+            return f"{self.llm.model_name} answers, a demo model{size}.\n{REAL_MODEL}"
+        return f"{self.llm.model_name} answers, a model{size}."
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ takes; --load does that for larger ones too."""
 LOADED_BYTES = 2_000_000_000
 SEGMENT_TOKENS = 512
 DUMMY_CONTEXT = 1024
+LINE_CHARS = 80
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -102,7 +104,8 @@ def _print_types(found: dict[str, Any]) -> None:
 
     width = max(len(name) for name in found["model_types"])
     for name, summary in found["model_types"].items():
-        result(f"{name:<{width}}  {summary}")
+        indent = " " * (width + 2)
+        result(textwrap.fill(f"{name:<{width}}  {summary}", LINE_CHARS, subsequent_indent=indent))
     result(f"\nbundled: {BUNDLED if found['bundled'] else 'none in this installation'}")
 
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 
 from hypic.types import CacheReport
-from hypic_apps.cli.checkpoint import Description, describe
 from hypic_apps.cli.corpora import Question
-from hypic_apps.cli.engine import REAL_MODEL, Loaded
+from hypic_apps.cli.engine import Loaded
 from hypic_apps.cli.hardware import hardware
 from hypic_apps.cli.reports import as_json, seconds
 from hypic_apps.cli.screen import result, table
@@ -111,16 +109,6 @@ class Outcome:
         }
 
 
-def introduce(console: Console, model: Loaded, num_documents: int, num_passages: int) -> None:
-    """Says what is searched and who answers."""
-    console.print(f"{num_documents} documents, {num_passages} passages, searched with BM25.")
-    size = _size(model)
-    if model.is_bundled:
-        console.print(f"{model.llm.model_name}, a demo model of {size}, answers;\n{REAL_MODEL}")
-    else:
-        console.print(f"{model.llm.model_name}{f', {size},' if size else ''} answers.")
-
-
 def show_times(console: Console, found: Outcome) -> None:
     """One line per question: times of every arm, and what the warm arm computed and reused."""
     shown = (PEER, *OURS) if found.measured.peer_version is not None else OURS
@@ -137,18 +125,15 @@ def show_times(console: Console, found: Outcome) -> None:
 
 def show_conclusion(found: Outcome) -> None:
     """The closing lines, on stdout."""
-    num, rounds = len(found.answers), found.num_rounds
+    num, ratio, peer = len(found.answers), found.full_to_transformers, found.measured.peer_version
     result(f"\n{found.num_correct} of {num} answers are as expected.")
     result(f"With its passages found, a first token comes {found.full_to_warm:.1f}x sooner than with full recompute")
-    result(f"(median of {num} questions; each time is a median of {rounds}).")
-    ratio = found.full_to_transformers
+    result(f"(median of {num} questions; each time is a median of {found.num_rounds}).")
     if ratio is None:
         result(f"transformers was not measured: {found.measured.peer_problem}")
     else:
-        result(
-            f"Full recompute takes {ratio:.2f}x the time of transformers {found.measured.peer_version} on the same ids\n"
-            f"(same run, type and threads; same first token in {found.same_first_token} of {num})."
-        )
+        result(f"Full recompute takes {ratio:.2f}x the time of transformers {peer} on the same token ids")
+        result(f"(same run, type and threads; same first token in {found.same_first_token} of {num}).")
 
 
 def _question_json(answer: Answer, times: Times) -> dict[str, Any]:
@@ -171,18 +156,7 @@ def _question_json(answer: Answer, times: Times) -> dict[str, Any]:
     }
 
 
-def _description(model: Loaded) -> Description | None:
-    """What the checkpoint's files say; ``None`` for a name of the Hub."""
-    folder = Path(model.folder).expanduser()
-    return describe(folder) if folder.is_dir() else None
-
-
-def _size(model: Loaded) -> str:
-    description = _description(model)
-    return "" if description is None else f"{description.num_parameters / 1e6:.1f} million parameters"
-
-
 def _model_json(model: Loaded) -> dict[str, Any]:
-    description = _description(model)
-    known = {} if description is None else asdict(description)
+    described = model.description
+    known = {} if described is None else asdict(described)
     return {"name": model.llm.model_name, "bundled": model.is_bundled, "dtype": model.llm.config.dtype, **known}

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hypic_apps.cli.engine import NO_THINKING
 from hypic_apps.cli.errors import CommandError
 
 try:
@@ -92,7 +93,7 @@ class Pipeline:
         """``{context: retriever, question} | prompt | ChatHypic | text``."""
         engine = Listening(llm)
         retriever = HypicRetriever(index=index, k=k)
-        chat = ChatHypic(engine=engine, max_tokens=max_tokens, temperature=0.0)
+        chat = ChatHypic(engine=engine, max_tokens=max_tokens, temperature=0.0, chat_template_kwargs=NO_THINKING)
         prompt = ChatPromptTemplate.from_messages([DocumentsPlaceholder("context", tail="{question}")])
         inputs = RunnableParallel(context=retriever, question=RunnablePassthrough())
         return cls(engine, retriever, inputs | create_segment_documents_chain(chat, prompt))
@@ -106,7 +107,8 @@ class Pipeline:
         """The prompt that the question, asked just now, became, and how answering it went."""
         report = self.engine.report
         assert report is not None, "a whole answer comes with its report"
-        return Case(self.engine.prompt, segments_from_documents(self.retriever.invoke(question))), report
+        segments = segments_from_documents(self.retriever.invoke(question))
+        return Case(self.engine.prompt, segments, NO_THINKING), report
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hypic.types import CacheReport, Policy, PromptLike, SamplingParams, Segment
 
@@ -25,10 +25,11 @@ PEER = "transformers"
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, and the segments in it that ``warm`` encodes beforehand."""
+    """A prompt, the segments in it that ``warm`` encodes beforehand, and what its chat template is told."""
 
     prompt: PromptLike
     segments: Sequence[Segment]
+    template: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,10 @@ def rotated(names: Sequence[str], by: int) -> list[str]:
     return [*names[start:], *names[:start]]
 
 
-def token_ids(llm: LLM, prompt: PromptLike) -> list[int]:
+def token_ids(llm: LLM, case: Case) -> list[int]:
     """The whole prompt as the engine runs it."""
-    return [i for piece in llm.tokenizer.encode(prompt) for i in piece.ids]
+    pieces = llm.tokenizer.encode(case.prompt, chat_template_kwargs=case.template)
+    return [i for piece in pieces for i in piece.ids]
 
 
 def _fresh(llm: LLM, case: Case, policy: Policy, warm: Sequence[Segment] = ()) -> Run:
@@ -114,7 +116,7 @@ def _fresh(llm: LLM, case: Case, policy: Policy, warm: Sequence[Segment] = ()) -
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     started = time.perf_counter()
     pieces, arrivals = [], []
-    for piece in llm.stream(case.prompt, sampling, policy=policy):
+    for piece in llm.stream(case.prompt, sampling, policy=policy, chat_template_kwargs=case.template):
         pieces.append(piece)
         arrivals.append(time.perf_counter() - started)
     report, ids = pieces[-1].report, [i for piece in pieces for i in piece.token_ids]
@@ -123,5 +125,5 @@ def _fresh(llm: LLM, case: Case, policy: Policy, warm: Sequence[Segment] = ()) -
 
 
 def _prefill(llm: LLM, peer: Transformers, case: Case) -> Run:
-    first = peer.prefill(token_ids(llm, case.prompt))
+    first = peer.prefill(token_ids(llm, case))
     return Run(first.seconds, first.seconds, first.token_id)

@@ -51,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--state", type=Path, default=DATA / "state", help="folder of the state between calls")
         command.add_argument("--start", type=Path, help="an exported folder to go on from if there is no state")
         command.add_argument("--exam-items", type=int, default=128)
+        command.add_argument("--no-tokenizer", action="store_true", help="leave the tokenizer's files out of the export")
         command.add_argument("--length", type=int, default=2048, help="row length of the probe")
     return parser
 
@@ -99,9 +100,9 @@ def _fit(options: argparse.Namespace) -> None:
     encoder = Encoder(Tokenizer.from_file(str(sources.tokenizer)))
     papers = exam.Papers(corpus.Corpus.load(sources.corpus), schema.load(), encoder)
     done = training.run(sources, papers.all(options.exam_items), log)
-    export(training.model, options.data / "tokenizer", options.out)
+    export(training.model, None if options.no_tokenizer else options.data / "tokenizer", options.out)
     report = {"done": done, **vars(training.progress)}
-    report["grades"] = training.examine(papers.all(4 * options.exam_items), torch.bfloat16)
+    report["grades"] = training.examine(papers.all((4 if done else 1) * options.exam_items), torch.bfloat16)
     report["demo"] = demo_items(training.judge, papers, device)
     (options.out / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     log(event="end", **report)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from hypic_apps.train.model import Trainee
 
-SHARD_BYTES = 12_000_000
+SHARD_BYTES = 16_000_000
 BUDGET_BYTES = 24_000_000
 
 
-def export(model: Trainee, tokenizer: Path, folder: Path, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Writes the checkpoint folder; returns the weights' size in bytes.
+def export(model: Trainee, tokenizer: Path | None, folder: Path, dtype: torch.dtype = torch.bfloat16) -> int:
+    """Writes the checkpoint folder, with the files of the ``tokenizer`` folder if given; returns the weights' bytes.
 
     Raises:
         ValueError: the weights are larger than the 24e6 bytes that may be bundled.
@@ -31,8 +31,9 @@ def export(model: Trainee, tokenizer: Path, folder: Path, dtype: torch.dtype = t
     config = model.shape.config() | {"dtype": str(dtype).removeprefix("torch.")}
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"do_sample": False, "eos_token_id": 0, "pad_token_id": 0})
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(tokenizer / name, folder / name)
+    if tokenizer is not None:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(tokenizer / name, folder / name)
     return size
 
 
@@ -45,6 +46,7 @@ def _write_shards(tensors: dict[str, Tensor], size: int, folder: Path) -> None:
     names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
         save_file(shard, folder / name, metadata={"format": "pt"})
+        (folder / name).chmod(0o644)
     where = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
     _write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": size}, "weight_map": where})
 

@@ -39,7 +39,7 @@ class Settings:
     seed: int = 1
     compiled: bool = True
     graphed: bool = True
-    exam_every_s: float = 60.0
+    exam_every_s: float = 90.0
     log_every: int = 50
 
 
@@ -226,7 +226,8 @@ class Training:
 
     def _train(self, loader: Loader, stages: Sequence[Stage], papers: dict[str, Paper], log: Log) -> None:
         settings, progress = self.settings, self.progress
-        began, mark, examined = time.monotonic(), time.monotonic(), 0.0
+        began, examined = time.monotonic(), progress.trained_s
+        self.save()
         for _ in range(4):
             self._one(loader)  # compiling and capturing do not count as training time
         self._wait()
@@ -266,7 +267,8 @@ class Training:
         if self.device.type == "cuda":
             ids, weights = ids.pin_memory(), weights.pin_memory()
         share = self.progress.share(self.settings)
-        self.step(ids, weights, learning_rate(self.settings, self.progress.step, share))
+        rate = learning_rate(self.settings, self.progress.step, share) * 0.5**self.progress.spoilt
+        self.step(ids, weights, rate)
         self.progress.step += 1
         self.progress.tokens += ids.numel()
 

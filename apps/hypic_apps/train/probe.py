@@ -20,6 +20,8 @@ def variants(settings: Settings) -> Iterator[tuple[str, Settings]]:
 
 def probe(shape: Shape, settings: Settings, device: torch.device, batch_tokens: int, length: int, log: Log) -> None:
     """Logs seconds a step of every way for rows of ``length`` tokens, and the slowest operations of a plain step."""
+    if device.type == "cuda":
+        solvers(device, log)
     ids = torch.randint(0, shape.vocab_size, (batch_tokens // length, length))
     weights = torch.ones(ids.shape)
     for name, chosen in variants(settings):
@@ -35,6 +37,37 @@ def probe(shape: Shape, settings: Settings, device: torch.device, batch_tokens: 
             loss=training.step.result.tolist())  # fmt: skip
         if name == "plain" and device.type == "cuda":
             _profile(training, ids, weights)
+
+
+def solvers(device: torch.device, log: Log, number: int = 4096) -> None:
+    """Logs milliseconds of solving ``number`` unit lower triangular systems of 64 by 64 with 128 right sides."""
+    matrix = (0.1 * torch.randn(number, 64, 64, device=device)).tril(-1).requires_grad_()
+    sides = torch.randn(number, 64, 128, device=device, requires_grad=True)
+
+    def solve() -> None:
+        x = torch.linalg.solve_triangular(matrix, sides, upper=False, unitriangular=True)
+        x.sum().backward()  # type: ignore[no-untyped-call]
+
+    def invert() -> None:
+        x = inverse_by_blocks(matrix) @ sides
+        x.sum().backward()  # type: ignore[no-untyped-call]
+
+    for name, way in (("triangular solve", solve), ("inverse by blocks", invert)):
+        log(event="solver", way=name, forward_and_backward_ms=round(1e3 * measure(way, device), 3))
+
+
+def inverse_by_blocks(strict: torch.Tensor) -> torch.Tensor:
+    """``(I + L)^-1`` of strictly lower ``L [..., n, n]``: blocks are inverted and joined in pairs, ``n`` a power of 2."""
+    size = strict.shape[-1]
+    place = torch.arange(size, device=strict.device)
+    inverse = torch.eye(size, device=strict.device, dtype=strict.dtype).expand_as(strict)
+    width = 1
+    while width < size:
+        rows, columns = place[:, None] // width, place // width
+        pair = (rows % 2 == 1) & (columns == rows - 1)
+        inverse = inverse - inverse @ (strict * pair) @ inverse
+        width *= 2
+    return inverse
 
 
 def _profile(training: Training, ids: torch.Tensor, weights: torch.Tensor) -> None:

@@ -83,7 +83,7 @@ class LightningAttention(nn.Module):
 
 @dataclass(frozen=True)
 class GroupedLightningShape:
-    """Sizes; ``norm_eps`` is that of the norms of q and k too, which ``has_norm`` turns on; ``silu`` acts on q, k, v."""
+    """Sizes; ``norm_eps`` is that of the norms of q and k too, if it ``has_norm``; ``silu`` acts on q, k and v."""
 
     hidden_size: int
     num_heads: int

@@ -3,8 +3,8 @@
 ``[z | u B C | dt] = W_in x``; a short convolution and silu over ``u B C``; ``dt = softplus(dt + dt_bias)`` between its
 limits; ``g = -exp(A_log) dt``, and ``dt u`` is what the state is given. To what is read of the state ``D u`` is added;
 then comes a gate and a norm, and the output projection. The gate, ``silu(z)``, stands before a norm over groups of
-channels; Falcon-H1 may put it behind the norm, or leave the norm out, and multiplies what ``W_in`` reads and each of the
-five parts of what it gives.
+channels; Falcon-H1 may put it behind the norm, or leave the norm out, and multiplies what ``W_in`` reads and each of
+the five parts of what it gives.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class Mamba2Mixer(nn.Module):
     def inputs(self, projected: Projected, angles: Angles | None = None) -> Mamba2Inputs:
         """From convolved projections: ``q, k [N, G, state]``, ``v [N, H, P]``, ``g [N, H]``, at least fp32."""
         shape, num = self.shape, len(projected.mixed)
-        u, k, q = upcast(projected.mixed).split([shape.inner_size, shape.group_size, shape.group_size], dim=-1)
+        sizes = [shape.inner_size, shape.group_size, shape.group_size]
+        u, k, q = torch.split(upcast(projected.mixed), sizes, dim=-1)
         dt = F.softplus(upcast(projected.dt) + upcast(self.dt_bias)).clamp(*shape.time_step_limit)
         g = -upcast(self.A_log).exp() * dt
         v = u.view(num, shape.num_heads, -1) * dt[..., None]

@@ -108,7 +108,7 @@ class LatentAttention(nn.Module):
             q = self.q_proj(hidden)
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
-        q = q.view(len(hidden), self.shape.num_heads, -1)
+        q = q.view(len(hidden), self.shape.num_heads, self.shape.key_dim + self.shape.rotary_dim)
         plain, rotary = q.split([self.shape.key_dim, self.shape.rotary_dim], dim=-1)
         return plain, _halves(rotary)
 
@@ -141,7 +141,7 @@ class LatentAttention(nn.Module):
     def heads(self) -> tuple[Tensor, Tensor]:
         """What gives keys and values of the latents: ``[H, key_dim, latent]`` and ``[H, value_dim, latent]``."""
         both = self.kv_b_proj.weight.view(self.shape.num_heads, -1, self.shape.latent_size)
-        to_keys, to_values = both.split([self.shape.key_dim, self.shape.value_dim], dim=1)
+        to_keys, to_values = torch.split(both, [self.shape.key_dim, self.shape.value_dim], dim=1)
         return to_keys, to_values
 
 
@@ -174,4 +174,4 @@ def _by_head(x: Tensor, weight: Tensor) -> Tensor:
 
 def _halves(x: Tensor) -> Tensor:
     """Neighbouring channels of a pair moved to where ``rotate`` pairs them, half the width apart."""
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return torch.unflatten(x, -1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -36,7 +36,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """``x [N, hidden]``, ``weights, chosen [N, k]`` -> the weighted sum of the chosen experts, ``[N, hidden]``."""
         order = chosen.flatten().argsort(stable=True)
-        experts = torch.arange(len(self.gate_up_proj), device=x.device)
+        experts = torch.arange(len(self.down_proj), device=x.device)
         ends = torch.searchsorted(chosen.flatten()[order], experts, right=True)
         made = self.run(x.index_select(0, order // chosen.shape[1]), ends)
         by_token = torch.empty_like(made).index_copy(0, order, made).view(*chosen.shape, x.shape[-1])
@@ -68,6 +68,22 @@ class Experts(nn.Module):
     def run_one(self, expert: int, rows: Tensor) -> Tensor:
         gate, up = F.linear(rows, self.gate_up_proj[expert]).chunk(2, dim=-1)
         return F.linear(F.silu(gate) * up, self.down_proj[expert])
+
+
+class UngatedExperts(Experts):
+    """``up_proj [E, I, hidden]`` and ``down_proj [E, hidden, I]``; each expert is ``down(relu(up(x))^2)``."""
+
+    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
+        nn.Module.__init__(self)
+        self.up_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+
+    def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
+        offsets = ends.to(torch.int32)
+        return product(F.relu(product(rows, self.up_proj.mT, offs=offsets)).square(), self.down_proj.mT, offs=offsets)
+
+    def run_one(self, expert: int, rows: Tensor) -> Tensor:
+        return F.linear(F.relu(F.linear(rows, self.up_proj[expert])).square(), self.down_proj[expert])
 
 
 class SoftmaxRouter(nn.Module):
@@ -124,7 +140,7 @@ class SigmoidRouter(nn.Module):
         """``[N, E]`` with the groups that were not chosen at minus infinity."""
         if self.num_groups == 1:
             return biased
-        grouped = biased.view(len(biased), self.num_groups, -1)
+        grouped = biased.view(len(biased), self.num_groups, biased.shape[1] // self.num_groups)
         groups = grouped.topk(2, dim=-1).values.sum(-1).topk(self.top_groups, dim=-1).indices
         closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(1, groups, False)
         return grouped.masked_fill(closed[..., None], float("-inf")).flatten(1)

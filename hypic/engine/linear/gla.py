@@ -78,13 +78,13 @@ def decayed_scores(q: Tensor, k: Tensor, g: Tensor) -> Tensor:
 
 def _diagonal(scores: Tensor, size: int) -> Tensor:
     """A view of the square blocks on the diagonal: ``[..., size, size, number of blocks]``."""
-    blocks = scores.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
+    blocks = torch.unflatten(torch.unflatten(scores, -1, (-1, size)), -3, (-1, size))
     return blocks.diagonal(dim1=-4, dim2=-2)
 
 
 def _written_out(q: Tensor, k: Tensor, g: Tensor) -> Tensor:
     """The smallest triangles, ``[..., blocks, SMALLEST, SMALLEST]``, channel by channel."""
-    q, k, g = (x.unflatten(-2, (-1, SMALLEST)) for x in (q, k, g))
+    q, k, g = (torch.unflatten(x, -2, (-1, SMALLEST)) for x in (q, k, g))
     running = g.cumsum(-2)
     difference = running[..., :, None, :] - running[..., None, :, :]
     above = torch.ones(SMALLEST, SMALLEST, dtype=torch.bool, device=g.device).triu(1)
@@ -94,7 +94,7 @@ def _written_out(q: Tensor, k: Tensor, g: Tensor) -> Tensor:
 
 def _between_halves(q: Tensor, k: Tensor, g: Tensor, half: int) -> Tensor:
     """Queries of every second half against keys of the half before it: ``[..., blocks, half, half]``."""
-    q, k, g = (x.unflatten(-2, (-1, 2, half)) for x in (q, k, g))
+    q, k, g = (torch.unflatten(x, -2, (-1, 2, half)) for x in (q, k, g))
     later = q[..., 1, :, :] * g[..., 1, :, :].cumsum(-2).exp()
     earlier = k[..., 0, :, :] * gates_after(g[..., 0, :, :]).exp()
     return later @ earlier.mT

@@ -48,9 +48,9 @@ class History:
         if not before:
             return self._other_text(segment) or "first time"
         differing = {(seen.seam != seam, seen.namespace != segment.namespace) for seen in before}
-        if (False, True) in differing:
-            return "other namespace"
-        return "other policy" if (False, False) in differing else "other seam"
+        if (False, False) in differing:
+            return "other policy"
+        return "other namespace" if (False, True) in differing else "other seam"
 
     def _other_text(self, segment: Segment) -> str:
         known = None if segment.name is None else self._names.get((segment.source, segment.name))

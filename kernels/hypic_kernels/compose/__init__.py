@@ -112,9 +112,7 @@ def _state_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _outputs(
-    chains: Chains, initial: Tensor, before: Tensor | None, final: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _outputs(chains: Chains, initial: Tensor, before: Tensor | None, final: Tensor | None) -> tuple[Tensor, Tensor]:
     dtype, shape = _state_dtype(initial), initial.shape[1:]
     if before is None:
         before = torch.empty((chains.num_outputs, *shape), dtype=dtype, device=initial.device)
@@ -135,19 +133,21 @@ def _check(
     kinds = {2: (heads,), 3: (heads, key_dim), 4: (heads, key_dim, key_dim)}
     state = (heads, key_dim, value_dim)
     if not 1 <= len(transitions) == len(end_states) <= 2:
-        raise ChainsError(f"{len(transitions)} and {len(end_states)} sources of T and B given; give one or two of both.")
+        raise ChainsError(
+            f"{len(transitions)} and {len(end_states)} sources of T and B given; give one or two of both."
+        )
     for number, tensor in enumerate(transitions):
         _fits(f"transitions[{number}]", tensor, kinds.get(transitions[0].ndim, ()), chains.num_transitions[number])
     for number, tensor in enumerate(end_states):
         _fits(f"end_states[{number}]", tensor, state, chains.num_states[number])
     if len(transitions) == 1 and chains.num_states[1]:
         raise ChainsError("chains name source 1, but one source is given; give two.")
-    _fits("initial", initial, state, chains.num_initial)
-    _fits("before", before, state, chains.num_outputs)
-    _fits("final", final, state, chains.num_chains)
     for name, tensor in (("before", before), ("final", final)):
         if tensor.dtype != _state_dtype(initial) or not tensor.is_contiguous():
             raise ChainsError(f"{name} must be contiguous {_state_dtype(initial)}; it is {tensor.dtype}.")
+    _fits("initial", initial, state, chains.num_initial)
+    _fits("before", before, state, chains.num_outputs)
+    _fits("final", final, state, chains.num_chains)
 
 
 def _fits(name: str, tensor: Tensor, shape: tuple[int, ...], rows: int) -> None:

@@ -103,8 +103,8 @@ def _end(index: Tensor) -> int:
 def _check_lengths(cu: Tensor, initial: Tensor, size: int, columns: dict[str, Tensor]) -> None:
     if len(cu) != len(initial) + 1 or int(cu[0]) != 0 or int(cu[-1]) != size or bool((cu.diff() < 0).any()):
         raise ChainsError(
-            f"cu_elements {cu.tolist()} does not cut {size} elements into {len(initial)} chains; it must rise from 0 to "
-            f"{size} and have one entry more than initial_index."
+            f"cu_elements {cu.tolist()} does not cut {size} elements into {len(initial)} chains; it must rise from 0 "
+            f"to {size} and have one entry more than initial_index."
         )
     for name, column in columns.items():
         if len(column) != size:
@@ -123,6 +123,6 @@ def _check_ranges(transition: Tensor, state: Tensor, initial: Tensor, source: Te
             raise ChainsError(f"{name} holds {int(index.min())}; the smallest value it may hold is {lowest}.")
     if len(source) and int(source.max()) > 1:
         raise ChainsError(f"source holds {int(source.max())}; there are two sources, 0 and 1.")
-    wanted = output[output >= 0]
-    if len(wanted.unique()) != len(wanted):
+    wanted = output[output >= 0].sort().values
+    if bool((wanted.diff() == 0).any()):
         raise ChainsError("out_index names a row of before twice; every wanted state needs a row of its own.")

@@ -36,6 +36,8 @@ def pitch_of(tensor: Tensor) -> int:
     Raises:
         LayoutError: rows are not evenly spaced, or a row's numbers do not stand side by side.
     """
+    if tensor.is_contiguous():
+        return tensor.shape[-1] if tensor.ndim > 2 else 1
     if tensor.ndim > 2:
         width, inner, axes = tensor.shape[-1], tensor.stride(-1), range(tensor.ndim - 2, -1, -1)
     else:
@@ -87,10 +89,14 @@ def default_config(
     block_v, rows = min(32, padded(value_dim)), padded(key_dim)
     if kind != "dense":
         return Config(block_v, num_warps=4, num_stages=3)
-    # Exact products take every operand through registers, so they need narrow slices; matrix units do not.
-    num_slices = max(1, rows // 64) if precision == "tf32x3" else max(1, rows // 16 if rows > 64 else rows // 32)
+    num_slices = _num_slices(key_dim, precision)
     ahead = [Config(block_v, 8 if rows > 64 else 4, stages, num_slices) for stages in (5, 3, 1)]
     return next((c for c in ahead if c.shared_bytes(key_dim, map_bytes) <= shared_bytes), ahead[-1])
+
+
+def _num_slices(key_dim: int, precision: Precision) -> int:
+    """Exact products hold both operands in registers, so they need narrow slices; matrix units need wide ones."""
+    return max(1, padded(key_dim) // (64 if precision == "tf32x3" else 16))
 
 
 def candidates(kind: Kind, key_dim: int, value_dim: int, precision: Precision) -> list[Config]:
@@ -98,7 +104,6 @@ def candidates(kind: Kind, key_dim: int, value_dim: int, precision: Precision) -
     if kind != "dense":
         found = [Config(v, w, s) for v in (16, 32, 64) for w in (4, 8) for s in (3, 5)]
     else:
-        slices = (2, 4) if precision == "tf32x3" else (4, 8)
-        shapes = ((16, 4), (16, 8), (32, 4), (32, 8), (64, 8))
-        found = [Config(v, w, s, n) for v, w in shapes for s in (3, 5) for n in slices]
+        shapes, num_slices = ((16, 4), (16, 8), (32, 8), (64, 8)), _num_slices(key_dim, precision)
+        found = [Config(v, w, s, num_slices) for v, w in shapes for s in (3, 5)]
     return [config for config in found if config.fits(key_dim, value_dim)]

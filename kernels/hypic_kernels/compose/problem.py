@@ -1,4 +1,4 @@
-"""Random chains and maps, for tests, the self-check and the bench: every feature of ``compose`` in one small problem."""
+"""Random chains and maps for tests, self-check and bench: every feature of ``compose`` in one small problem."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Problem:
         End states are stored as ``state_dtypes``, the same unless given; empty for ``B = 0``.
 
         Maps are shared between chains, about one in eight transitions is zero and one in eight the identity, about a
-        third of the states before elements are not wanted, and end states are slices of a wider tensor. Transitions shrink states a little, so that errors do not grow.
+        third of the states before elements are not wanted, and end states are slices of a wider tensor. Transitions
+        shrink states a little, so that errors do not grow.
         """
         draw = _Draw(torch.Generator().manual_seed(seed))
         size, num_slots = sum(lengths), 4

@@ -6,6 +6,7 @@ in ``reference.py``; why it is arranged so, in README.md. This file checks no ar
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -195,7 +196,7 @@ def _shared_bytes(device: torch.device) -> int:
     """Shared memory that one program may take."""
     if device.type != "cuda":
         return 1 << 30
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
 def compose(
@@ -219,7 +220,8 @@ def compose(
     num_programs = chains.num_chains * num_heads * -(-value_dim // config.block_v)
     if num_programs == 0:
         return
-    with torch.cuda.device_of(final):
+    # Triton launches on the current device, whatever device its arguments are on.
+    with torch.cuda.device(final.device) if final.is_cuda else contextlib.nullcontext():
         _walk[(num_programs,)](
             chains.cu_elements, chains.elements, initial, chains.initial_index, before, final,
             t_first, t_second, b_first, b_second,

@@ -1,0 +1,168 @@
+"""Experts and routers against sums written out token by token; the grouped product against the experts in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hypic.engine.layers.mlp import SwiGLU
+from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter, SoftmaxRouter, grouped_product
+
+HIDDEN, WIDTH, EXPERTS, TOP_K = 32, 24, 8, 3
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def filled(module: M, dtype: torch.dtype = torch.float64) -> M:
+    generator = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        parameter.data = (0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)).to(dtype)
+    return module.requires_grad_(False)
+
+
+def tokens(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
+
+
+def one_expert(experts: Experts, number: int, x: Tensor) -> Tensor:
+    gate, up = experts.gate_up_proj[number, :WIDTH] @ x, experts.gate_up_proj[number, WIDTH:] @ x
+    return experts.down_proj[number] @ (gate * torch.sigmoid(gate) * up)
+
+
+def written_out(experts: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    rows = [
+        torch.stack([w * one_expert(experts, int(e), row) for w, e in zip(ws, es, strict=True)]).sum(0)
+        for row, ws, es in zip(x, weights, chosen, strict=True)
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("count", [1, 2, 19])
+def test_experts_equal_the_written_out_sum(count: int) -> None:
+    experts, x = filled(Experts(EXPERTS, HIDDEN, WIDTH)), tokens(count)
+    weights, chosen = filled(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN))(x)
+    expected = written_out(experts, x, weights, chosen)
+    assert torch.allclose(experts(x, weights, chosen), expected, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(experts(x, weights, chosen.flip(1)), expected, rtol=1e-3)
+
+
+def test_no_tokens_give_nothing() -> None:
+    for router in (SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), SigmoidRouter(EXPERTS, TOP_K, HIDDEN, num_groups=4)):
+        assert filled(MoE(router, Experts(EXPERTS, HIDDEN, WIDTH)))(tokens(0)).shape == (0, HIDDEN)
+
+
+def test_a_tokens_experts_do_not_depend_on_its_neighbours() -> None:
+    moe = filled(MoE(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), Experts(EXPERTS, HIDDEN, WIDTH)))
+    x = tokens(20)
+    alone = torch.cat([moe(x[n : n + 1]) for n in range(20)])
+    assert torch.allclose(moe(x), alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_grouped_product_equals_experts_in_turn(dtype: torch.dtype) -> None:
+    """torch's grouped product runs on a CPU too, only slower; expert 5 is left without a token."""
+    product = grouped_product()
+    assert product is not None
+    experts, x = filled(Experts(EXPERTS, HIDDEN, WIDTH), dtype), tokens(17, dtype)
+    ends = torch.tensor([0, 3, 4, 4, 9, 9, 16, 17])
+    grouped, in_turn = experts.run_grouped(x, ends, product), experts.run_in_turn(x, ends)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
+    assert float((grouped - in_turn).abs().max() / in_turn.abs().max()) < tolerance
+    shifted = experts.run_grouped(x, ends.roll(1), product)
+    assert float((shifted - in_turn).abs().max() / in_turn.abs().max()) > 10 * tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_grouped_product_on_a_gpu(count: int) -> None:
+    dtype = torch.bfloat16
+    moe = filled(MoE(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), Experts(EXPERTS, HIDDEN, WIDTH)), dtype).cuda()
+    x = tokens(count, dtype).cuda()
+    assert moe.experts.can_group(x) and grouped_product() is not None
+    grouped = moe(x)
+    weights, chosen = moe.gate(x)
+    expected = written_out(moe.experts.double(), x.double(), weights.double(), chosen)
+    assert float((grouped.double() - expected).abs().max() / expected.abs().max()) < 2e-2
+
+
+def test_softmax_weights() -> None:
+    x = tokens(9)
+    for renormalise in (True, False):
+        router = filled(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN, renormalise=renormalise))
+        weights, chosen = router(x)
+        p = torch.softmax(x @ router.weight.T, dim=-1)
+        assert torch.equal(chosen, p.argsort(dim=-1, descending=True)[:, :TOP_K])
+        expected = p.gather(1, chosen)
+        expected = expected / expected.sum(1, keepdim=True) if renormalise else expected
+        assert torch.allclose(weights, expected, rtol=1e-12)
+
+
+def _sigmoid_choice(router: SigmoidRouter, x: Tensor) -> tuple[list[int], list[float]]:
+    scores = torch.sigmoid(router.weight @ x).tolist()
+    bias = [0.0] * EXPERTS if router.expert_bias is None else router.expert_bias.tolist()
+    biased = [s + b for s, b in zip(scores, bias, strict=True)]
+    size = EXPERTS // router.num_groups
+    groups = [range(g * size, (g + 1) * size) for g in range(router.num_groups)]
+    best = sorted(groups, key=lambda group: -sum(sorted(biased[e] for e in group)[-2:]))[: router.top_groups]
+    chosen = sorted((e for group in best for e in group), key=lambda e: -biased[e])[:TOP_K]
+    return chosen, [router.scale * scores[e] / sum(scores[c] for c in chosen) for e in chosen]
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize(("num_groups", "top_groups"), [(1, 1), (4, 2), (2, 1)])
+def test_sigmoid_choice(num_groups: int, top_groups: int, has_bias: bool) -> None:
+    options = {"num_groups": num_groups, "top_groups": top_groups, "scale": 2.5, "has_bias": has_bias}
+    router = filled(SigmoidRouter(EXPERTS, TOP_K, HIDDEN, **options))  # type: ignore[arg-type]
+    x = tokens(40)
+    weights, chosen = router(x)
+    found = [_sigmoid_choice(router, row) for row in x]
+    assert chosen.tolist() == [experts for experts, _ in found]
+    assert torch.allclose(weights, torch.tensor([w for _, w in found], dtype=torch.float64), rtol=1e-12)
+    if router.expert_bias is not None:
+        router.expert_bias.zero_()
+        assert router(x)[1].tolist() != chosen.tolist(), "the bias must matter for this to test it"
+
+
+def test_a_negative_bias_never_opens_a_closed_group() -> None:
+    router = filled(SigmoidRouter(EXPERTS, 2, HIDDEN, num_groups=4, top_groups=1))
+    assert router.expert_bias is not None
+    router.expert_bias.fill_(-5.0)
+    groups = router(tokens(30))[1] // 2
+    assert bool((groups[:, 0] == groups[:, 1]).all())
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_shared_expert(gated: bool) -> None:
+    shared, gate = SwiGLU(HIDDEN, 20), nn.Linear(HIDDEN, 1, bias=False) if gated else None
+    moe = filled(MoE(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), Experts(EXPERTS, HIDDEN, WIDTH), shared, gate))
+    x = tokens(5)
+    added = moe(x) - moe.experts(x, *moe.gate(x))
+    expected = shared(x) * (torch.sigmoid(gate(x)) if gate is not None else 1.0)
+    assert torch.allclose(added, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_loop_is_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a grouped product in torch, or off CUDA, the experts run in turn and give the same."""
+    moe = filled(MoE(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), Experts(EXPERTS, HIDDEN, WIDTH)))
+    x, taken = tokens(6), list[str]()
+    _count(monkeypatch, "run_in_turn", taken)
+    _count(monkeypatch, "run_grouped", taken)
+    expected = moe(x)
+    monkeypatch.setattr(Experts, "can_group", lambda self, rows: True)
+    monkeypatch.setattr("hypic.engine.layers.moe.grouped_product", lambda: None)
+    assert torch.equal(moe(x), expected) and taken == ["run_in_turn", "run_in_turn"]
+
+
+def _count(patch: pytest.MonkeyPatch, name: str, taken: list[str]) -> None:
+    sound: Callable[..., Tensor] = getattr(Experts, name)
+
+    def counted(self: Experts, *args: Tensor) -> Tensor:
+        taken.append(name)
+        return sound(self, *args)
+
+    patch.setattr(Experts, name, counted)

@@ -1,0 +1,199 @@
+"""Mamba-2, GLA and KDA against their definitions, written out token by token in float64 with whole matrices.
+
+Nothing here is shared with the families: every token's transition is a matrix, multiplied as it stands, and the state
+of Mamba-2 lies the other way round, as its paper has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hypic.engine.affine import Affine, identity
+from hypic.engine.linear.gla import GLA, GLAInputs, decayed_scores
+from hypic.engine.linear.kda import KDA, KDAInputs
+from hypic.engine.linear.mamba2 import Mamba2, Mamba2Inputs
+
+F64 = torch.float64
+CHUNKS, HEADS, GROUPS, K, V = 2, 4, 2, 8, 5
+LIMITS = {F64: 1e-12, torch.float32: 1e-5}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens as the definitions read them, ``[M, H or G, C, ...]``: gates per channel, or per head repeated."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+
+
+def text(num_tokens: int, slowest: float = 0.0, fastest: float = 0.1, seed: int = 0) -> Text:
+    """Gates between ``-slowest`` and ``-fastest``."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(CHUNKS, *shape, generator=generator, dtype=F64)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(CHUNKS, *shape, generator=generator, dtype=F64)
+
+    k = torch.nn.functional.normalize(normal(HEADS, num_tokens, K), dim=-1)
+    g = -slowest - (fastest - slowest) * uniform(HEADS, num_tokens, K)
+    q, v = normal(HEADS, num_tokens, K), normal(HEADS, num_tokens, V)
+    return Text(q, k, v, g, uniform(HEADS, num_tokens))
+
+
+# -- definitions -----------------------------------------------------------------------------------------------------
+
+
+def gla_by_token(x: Text, state: Tensor) -> tuple[Tensor, Tensor]:
+    """``S_t = Diag(exp g_t) S_{t-1} + k_t v_t^T``."""
+    outputs = []
+    for t in range(x.q.shape[2]):
+        state = torch.diag_embed(x.g[:, :, t].exp()) @ state + _outer(x.k[:, :, t], x.v[:, :, t])
+        outputs.append(_read(x.q[:, :, t], state))
+    return torch.stack(outputs, dim=2), state
+
+
+def kda_by_token(x: Text, state: Tensor) -> tuple[Tensor, Tensor]:
+    """``S_t = (I - beta_t k_t k_t^T) Diag(exp g_t) S_{t-1} + beta_t k_t v_t^T``."""
+    outputs = []
+    for t in range(x.q.shape[2]):
+        k, beta = x.k[:, :, t], x.beta[:, :, t, None, None]
+        transition = (torch.eye(K, dtype=F64) - beta * _outer(k, k)) @ torch.diag_embed(x.g[:, :, t].exp())
+        state = transition @ state + beta * _outer(k, x.v[:, :, t])
+        outputs.append(_read(x.q[:, :, t], state))
+    return torch.stack(outputs, dim=2), state
+
+
+def mamba2_by_token(x: Text, state: Tensor) -> tuple[Tensor, Tensor]:
+    """``h_t = exp(dt A) h_{t-1} + (dt u) B^T``, ``y_t = h_t C``, per head, with ``h [P, N]`` and B, C of its group."""
+    outputs, h = torch.empty_like(x.v), state.mT.clone()
+    for t in range(x.q.shape[2]):
+        for head in range(HEADS):
+            group = head // (HEADS // GROUPS)
+            b, c, decay = x.k[:, group, t], x.q[:, group, t], x.g[:, head, t, 0].exp()
+            h[:, head] = decay[:, None, None] * h[:, head] + x.v[:, head, t, :, None] * b[:, None, :]
+            outputs[:, head, t] = (h[:, head] * c[:, None, :]).sum(-1)
+    return outputs, h.mT
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    return a[..., :, None] * b[..., None, :]
+
+
+def _read(q: Tensor, state: Tensor) -> Tensor:
+    return (q[..., None, :] @ state)[..., 0, :]
+
+
+FAMILIES: dict[str, tuple[Any, Callable[[Text], Any], Callable[[Text, Tensor], tuple[Tensor, Tensor]]]] = {
+    "gla": (GLA(), lambda x: GLAInputs(x.q, x.k, x.v, x.g), gla_by_token),
+    "kda": (KDA(), lambda x: KDAInputs(x.q, x.k, x.v, x.g, x.beta), kda_by_token),
+    "mamba2": (
+        Mamba2(),
+        lambda x: Mamba2Inputs(x.q[:, :GROUPS], x.k[:, :GROUPS], x.v, x.g[..., 0]),
+        mamba2_by_token,
+    ),
+}
+
+
+def as_dtype(x: Any, dtype: torch.dtype) -> Any:
+    return type(x)(**{field.name: getattr(x, field.name).to(dtype) for field in fields(x)})
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).abs().max() / expected.abs().max())
+
+
+def state_of(seed: int = 7) -> Tensor:
+    return torch.randn(CHUNKS, HEADS, K, V, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+# -- the families ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", LIMITS)
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5, 16, 33, 64])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_chunks_equal_the_definition(name: str, num_tokens: int, dtype: torch.dtype) -> None:
+    family, inputs, by_token = FAMILIES[name]
+    x, state = text(num_tokens), state_of()
+    outputs, after = by_token(x, state)
+    lifted = family.lift(as_dtype(inputs(x), dtype))
+    assert relative(lifted.read(state.to(dtype)), outputs) < LIMITS[dtype]
+    assert relative(lifted.maps.apply(state.to(dtype)), after) < LIMITS[dtype]
+    forgetful = Affine(identity(lifted.maps.transition), lifted.maps.end_state)
+    assert relative(forgetful.apply(state.to(dtype)), after) > 100 * LIMITS[dtype]
+    assert relative(lifted.offset, outputs) > 100 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_single_steps_equal_the_definition(name: str) -> None:
+    family, inputs, by_token = FAMILIES[name]
+    x, state = text(20), state_of()
+    outputs, after = by_token(x, state)
+    packed = inputs(x)
+    for t in range(20):
+        token = type(packed)(**{f.name: getattr(packed, f.name)[:, :, t] for f in fields(packed)})
+        out, state = family.step(token, state)
+        assert relative(out, outputs[:, :, t]) < LIMITS[F64]
+    assert relative(state, after) < LIMITS[F64]
+
+
+@pytest.mark.parametrize(("slowest", "fastest"), [(0.0, 5.0), (4.9, 5.0), (0.0, 60.0), (0.0, 1e-3), (500.0, 600.0)])
+@pytest.mark.parametrize("name", ["gla", "kda"])
+def test_gates_per_channel_may_be_strong(name: str, slowest: float, fastest: float) -> None:
+    """Down to -5 a token, as bounded gates go, and beyond: nothing overflows or cancels, in float32 too."""
+    family, inputs, by_token = FAMILIES[name]
+    x, state = text(64, slowest, fastest), state_of()
+    outputs, after = by_token(x, state)
+    for dtype, limit in LIMITS.items():
+        lifted = family.lift(as_dtype(inputs(x), dtype))
+        assert all(bool(t.isfinite().all()) for t in (*vars(lifted.maps).values(), lifted.query, lifted.offset))
+        assert relative(lifted.read(state.to(dtype)), outputs) < limit
+        assert relative(lifted.maps.apply(state.to(dtype)), after) < limit
+
+
+def test_scores_do_not_lose_weak_gates_behind_strong_ones() -> None:
+    """Sums of gates from the chunk's start would be differences of large numbers; here float32 keeps six digits."""
+    x = text(64, 0.0, 1e-3)
+    x.g[:, :, 5] = -80.0
+    single = decayed_scores(*(t.float() for t in (x.q, x.k, x.g)))
+    assert relative(single, decayed_scores(x.q, x.k, x.g)) < 1e-6
+    running = x.g.float().cumsum(-2)
+    naive = (x.q.float()[..., :, None, :] * x.k.float()[..., None, :, :]) * (
+        running[..., :, None, :] - running[..., None, :, :]
+    ).tril().exp()
+    exact = decayed_scores(x.q, x.k, x.g)
+    assert relative(naive.sum(-1).tril()[..., 6:, 6:], exact[..., 6:, 6:]) > 1e-6
+
+
+@pytest.mark.parametrize("name", ["gla", "kda"])
+def test_strong_gates_have_finite_gradients(name: str) -> None:
+    """Training goes through the same lift."""
+    family, inputs, _ = FAMILIES[name]
+    x = as_dtype(inputs(text(32, 0.0, 40.0)), torch.float32)
+    leaves = [getattr(x, field.name).requires_grad_() for field in fields(x)]
+    lifted = family.lift(x)
+    (lifted.read(state_of().float()).sum() + lifted.maps.transition.sum()).backward()
+    assert all(leaf.grad is not None and bool(leaf.grad.isfinite().all()) for leaf in leaves)
+
+
+@pytest.mark.parametrize("name", ["gla", "kda"])
+def test_gradients_are_those_of_the_definition(name: str) -> None:
+    family, inputs, by_token = FAMILIES[name]
+    x, state, found = text(11), state_of(), []
+    for run in (lambda y: by_token(y, state)[0], lambda y: family.lift(inputs(y)).read(state)):
+        leaves = Text(*(getattr(x, field.name).clone().requires_grad_() for field in fields(x)))
+        run(leaves).square().sum().backward()
+        found.append([leaves.q.grad, leaves.k.grad, leaves.v.grad, leaves.g.grad])
+    for mine, theirs in zip(*found, strict=True):
+        assert mine is not None and theirs is not None and relative(theirs, mine) < LIMITS[F64]

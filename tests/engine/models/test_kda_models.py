@@ -1,0 +1,271 @@
+"""Kimi-Linear and Ling 3: logits against transformers, the contracts of reuse, latent caches, released files' names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hypic.engine import models as families
+from hypic.engine.layers import kimi_delta_attention, mla
+from hypic.engine.layers.rotary import Angles
+from hypic.errors import CheckpointError, UnsupportedModel
+from tests.checkpoints_kda import KIMI, write
+from tests.engine.faults import FAULTS
+from tests.engine.harness import TOLERANCE
+from tests.engine.models import oracle_contracts as contracts
+from tests.engine.models.oracle_contracts import Models, bites
+
+KINDS = {"kimi": "kimi_linear", "ling": "bailing_hybrid"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "kimi-ranked": {"q_lora_rank": 12, "n_group": 1, "n_shared_experts": 2, "attention_bias": True},
+    "kimi-narrow": {"norm_topk_prob": False, "linear_conv_kernel_dim": 3, "linear_num_heads": 3},
+    "ling-whole": {"q_lora_rank": None, "kda_lower_bound": -3.0, "first_k_dense_replace": 4},
+    "ling-unbounded": {"kda_safe_gate": False},
+    # Strong gates: the bounded one then stays at half its bound, e^-2.5 a token.
+    "ling-strong": {"seed": 3, "kda_lower_bound": -400.0},
+}
+SINGLE_KINDS = ("linear_attention", "full_attention")
+
+
+def released_kimi(folder: Path) -> Path:
+    """Fields as released files have them, where transformers writes its own; an extra layer behind the last."""
+    write(folder, "kimi_linear")
+    config = json.loads((folder / "config.json").read_text())
+    del config["layer_types"], config["mlp_layer_types"]
+    linear = {"head_dim": config.pop("linear_head_dim"), "num_heads": config.pop("linear_num_heads")}
+    linear |= {"short_conv_kernel_size": config.pop("linear_conv_kernel_dim")}
+    linear |= {"full_attn_layers": [2, 4], "kda_layers": [1, 3]}
+    config |= {"linear_attn_config": linear, "first_k_dense_replace": 1, "moe_layer_freq": 1, "head_dim": 72}
+    config |= {
+        "moe_router_activation_func": "sigmoid",
+        "rope_scaling": None,
+        "mla_use_nope": True,
+        "num_nextn_predict_layers": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return _with_extra_layer(folder)
+
+
+def _with_extra_layer(folder: Path) -> Path:
+    """A fifth layer, which predicts several tokens at once, is in the file and is left out."""
+    tensors: Mapping[str, Tensor] = load_file(folder / "model.safetensors")
+    extra = {n.replace("layers.3.", "layers.4."): t.clone() for n, t in tensors.items() if ".layers.3." in n}
+    save_file({**tensors, **extra}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def released_ling(folder: Path) -> Path:
+    """Experts' bias and the output projection by their other names; extra layers behind the last."""
+    write(folder, "bailing_hybrid")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace(".attention.o_proj.", ".attention.dense."): t for name, t in tensors.items()}
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    return _with_extra_layer(folder)
+
+
+MAKERS: dict[str, contracts.Make] = {name: lambda f, k=kind: write(f, k) for name, kind in KINDS.items()}
+MAKERS |= {
+    name: lambda f, n=name, o=options: write(f, KINDS[n.split("-")[0]], **o) for name, options in VARIANTS.items()
+}
+MAKERS |= {
+    f"{name}-{single.removesuffix('_attention')}": lambda f, k=kind, s=single: write(f, k, s)
+    for name, kind in KINDS.items()
+    for single in SINGLE_KINDS
+}
+MAKERS |= {"kimi-released": released_kimi, "ling-released": released_ling}
+FAMILIES = list(KINDS)
+SINGLE = [f"{name}-{single.removesuffix('_attention')}" for name in KINDS for single in SINGLE_KINDS]
+LINEAR_BUGS = ["drop-transition", "drop-end-state", "seam+1", "seam-1", "empty-tail", "padded-tail"]
+PLACE_BUGS = ["position+1", "position-1", "no-rotation"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(MAKERS, lambda name: tmp_path_factory.mktemp(name))
+
+
+# -- logits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
+def test_logits_equal_those_of_transformers(name: str, models: Models) -> None:
+    assert contracts.live_error(models, name, "float64") < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_in_float32(name: str, models: Models) -> None:
+    assert contracts.live_error(models, name, "float32") < TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("name", ["kimi", "ling"])
+def test_released_names_are_the_same_model(name: str, models: Models) -> None:
+    prompt = [contracts.live(20, 9)]
+    found, expected = (models.bench(n).ask(prompt).rows() for n in (f"{name}-released", name))
+    assert torch.equal(found, expected)
+
+
+def _other_gate(self: kimi_delta_attention.KimiDeltaAttention, f: Tensor) -> Tensor:
+    """One gate a head, the mean of its channels': the gated delta rule."""
+    gate = SOUND_GATE(self, f)
+    return gate.mean(-1, keepdim=True).expand_as(gate)
+
+
+SOUND_GATE = kimi_delta_attention.KimiDeltaAttention._gate
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_bite(name: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kimi_delta_attention.KimiDeltaAttention, "_gate", _other_gate)
+    assert bites(contracts.live_error(models, name, "float64"), 1e-6)
+    monkeypatch.undo()
+    if name == "ling":  # pairs of channels half the width apart, as elsewhere
+        monkeypatch.setattr(mla, "_halves", lambda x: x)
+        assert bites(contracts.live_error(models, name, "float64"), 1e-6)
+        monkeypatch.undo()
+    monkeypatch.setattr(mla.LatentShape, "scale", 0.3)
+    assert bites(contracts.live_error(models, name, "float64"), 1e-6)
+
+
+def test_expanded_and_absorbed_attention_are_one(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the number of queries either is chosen; here one and the other is, for the same prompt."""
+    for name in FAMILIES:
+        both = models.bench(name).ask([contracts.live(90, 9)], max_tokens=3)
+        for limit in (0, 10_000):
+            monkeypatch.setattr(mla.LatentShape, "break_even", limit)
+            one = models.bench(name).ask([contracts.live(90, 9)], max_tokens=3)
+            assert contracts.difference(one, both) < TOLERANCE["float64"]
+        monkeypatch.undo()
+    large = mla.LatentShape(2304, 32, 512, 128, 64, 128)
+    assert 100 < large.break_even < 300 and large.kept.key_dim + large.kept.value_dim == 576
+
+
+# -- contracts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_one_mixing_layer_equals_full_recompute(name: str, models: Models) -> None:
+    assert contracts.single_error(models, name) < TOLERANCE["float64"]
+    assert contracts.single_error(models, name, "float32") < TOLERANCE["float32"]
+
+
+def _bugs() -> list[Any]:
+    pairs = [(name, bug) for name in SINGLE if "full" not in name for bug in LINEAR_BUGS]
+    pairs += [("ling-full", bug) for bug in PLACE_BUGS]
+    return [pytest.param(name, bug, id=f"{name}-{bug}") for name, bug in pairs]
+
+
+@pytest.mark.parametrize(("name", "bug"), _bugs())
+def test_one_mixing_layer_bites(name: str, bug: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[bug](monkeypatch)
+    assert bites(contracts.single_error(models, name))
+
+
+@pytest.mark.parametrize("name", ["kimi-full", "ling-full"])
+def test_attention_bites(name: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    contracts.forget_a_key(monkeypatch)
+    assert bites(contracts.single_error(models, name))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_segment_at_the_head_equals_full_recompute(
+    name: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert contracts.head_error(models, name) < TOLERANCE["float64"]
+    FAULTS["drop-transition"](monkeypatch)
+    assert bites(contracts.head_error(models, name))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 64])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_pieces_equal_one_pass(name: str, num_tokens: int, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert contracts.pieces_error(models, name, num_tokens, monkeypatch) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_batches_equal_requests_alone(name: str, models: Models) -> None:
+    assert contracts.batch_error(models, name) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_order_place_and_cache_contents_do_not_matter(name: str, models: Models) -> None:
+    assert contracts.order_error(models, name) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_contracts_bite(name: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    for harm in (contracts.halve_transitions, contracts.halve_values):
+        assert bites(contracts.order_error(models, name, harm))
+    contracts.swap_states(monkeypatch)
+    assert bites(contracts.batch_error(models, name))
+    monkeypatch.undo()
+    contracts.start_from_nothing(monkeypatch)
+    assert bites(contracts.pieces_error(models, name, 20, monkeypatch))
+
+
+# -- what is kept, and what is refused -------------------------------------------------------------------------------
+
+
+def test_a_token_keeps_its_latent_and_one_rotary_key(models: Models) -> None:
+    for name, size in (("kimi", 8), ("ling", 6)):
+        layout = models.runner(name, "float64").pool.layout
+        assert [(a.num_kv_heads, a.key_dim, a.value_dim) for a in layout.attention] == [(1, 8, 16)] * 2
+        assert all(shape.transition_shape == (4, size, size) for shape in layout.linear)
+
+
+def test_states_behind_a_gate_per_channel_are_not_moved(models: Models) -> None:
+    """A model of this family with rotary keys in its linear layers would be refused at its first cached segment."""
+    from hypic.engine.layers.decoder import Decoder, Step
+
+    def moving(self: Decoder, *args: Any) -> Step:
+        step = SOUND_STEP(self, *args)
+        count = len(step.batch.scan.interior_origins)
+        angles = Angles(torch.ones(count, 2, dtype=torch.float64), torch.zeros(count, 2, dtype=torch.float64))
+        return Step(step.batch, step.pool, step.turns, None, angles)
+
+    SOUND_STEP = Decoder._step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "_step", moving)
+        engine = models.bench("kimi-linear")
+        engine.add([contracts.live(4, 1), contracts.seg(30, 2), contracts.live(4, 3)])
+        with pytest.raises(AssertionError, match="per-channel|per channel"):
+            engine.run()
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("kimi", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+    ("kimi", {"mla_use_nope": False}, "mla_use_nope = False"),
+    ("kimi", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func = 'softmax'"),
+    ("kimi", {"layer_types": ["linear_attention", "sliding_attention"] * 2}, "'sliding_attention'"),
+    (
+        "kimi",
+        {"layer_types": None, "linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [2]}},
+        "sort all 4",
+    ),
+    ("ling", {"score_function": "softmax"}, "score_function = 'softmax'"),
+    ("ling", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "rope_type 'yarn'"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
+def test_what_is_not_computed_is_refused_by_name(
+    name: str, changes: dict[str, Any], message: str, models: Models
+) -> None:
+    config = json.loads((models.folder(name) / "config.json").read_text())
+    with pytest.raises(UnsupportedModel, match=message):
+        families.build(config | changes)
+
+
+def test_layer_counts_must_agree(models: Models) -> None:
+    config = json.loads((models.folder("kimi") / "config.json").read_text())
+    with pytest.raises(CheckpointError, match="3 mlp_layer_types for 4 layers"):
+        families.build(config | {"mlp_layer_types": ["dense"] * 3})
+    assert KIMI["num_hidden_layers"] == 4
