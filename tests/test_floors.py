@@ -81,7 +81,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "torch.distributed": ("hypic.engine.parallel",),
     "ray": ("hypic.engine.parallel",),
     "transformers": ("hypic.engine.tokenizer", "hypic_apps.bench.peers"),
-    "tokenizers": ("hypic.engine.tokenizer", "hypic.engine.vocabulary", "hypic_apps.train"),
+    "tokenizers": ("hypic.engine.tokenizer", "hypic.engine.vocabulary", "hypic_retriever", "hypic_apps.train"),
     "safetensors": ("hypic.engine.weights", "hypic.engine.store", "hypic_retriever", "hypic_apps.train"),
     "huggingface_hub": ("hypic.engine.weights", "hypic.engine.store", "hypic_retriever"),
     "faiss": ("hypic_retriever",),

@@ -74,6 +74,32 @@ def state(fact: Fact, subject: str, template: str) -> str:
     return capitalise(template.replace("{o}", fact.value).replace("{s}", subject))
 
 
+# Words that carry the grammar of a sentence; all others may be exchanged.
+GRAMMAR = frozenset(
+    "the a an of in on at by for from to with and or is are was were has have had be been it its this that which who "
+    "whom whose what when where how why much many long does do did can could you me i it's as not no".split()
+)
+EXCHANGED_SENTENCES, EXCHANGED_QUESTIONS = 0.15, 0.05
+
+
+def said(relation: Relation, split: Split, r: Random) -> str:
+    """A statement template. In training some have a word exchanged for any other: then only the kind of value and the
+    rest of the passage tell what is meant, which is how an unknown wording must be read."""
+    template = r.choice(relation.said(split))
+    return exchanged(template, r, EXCHANGED_SENTENCES) if split == "train" else template
+
+
+def exchanged(template: str, r: Random, chance: float) -> str:
+    """The template, by ``chance`` with one or two content words replaced by invented ones."""
+    if r.random() >= chance:
+        return template
+    words = template.split(" ")
+    content = [i for i, w in enumerate(words) if w.isalpha() and w.lower() not in GRAMMAR]
+    for place in r.sample(content, min(len(content), r.randint(1, 2))):
+        words[place] = "".join(r.choice("bdfgklmnprstvw") + r.choice("aeiou") for _ in range(r.randint(1, 3)))
+    return " ".join(words)
+
+
 def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> str:
     """A question whose answer is the fact's value; ``impersonal`` leaves the subject out where the language allows."""
     if split == "train" and r.random() < 0.15 and not fact.kind == "task":
@@ -82,6 +108,8 @@ def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -
         template = capitalise(form.replace("{n}", fact.relation.noun).replace("{s}", article + "{s}"))
     else:
         template = r.choice(fact.relation.asked(split))
+        if split == "train":
+            template = exchanged(template, r, EXCHANGED_QUESTIONS)
     if impersonal:
         template = re.sub(r" (?:of|at|for|from) \{s\}", "", template).replace("{s}", "the company")
     return template.replace("{s}", fact.subject)
@@ -114,7 +142,7 @@ def sentences(facts: Sequence[Fact], split: Split, r: Random, *, impersonal: boo
     short = r.choice([pronoun, family, name])
     out: list[str] = []
     for fact in facts:
-        template = r.choice(fact.relation.said(split))
+        template = said(fact.relation, split, r)
         subject = name
         if out and fact.kind != "task" and r.random() < 0.6:
             begins = template.startswith(("{s} ", "The {s} "))
