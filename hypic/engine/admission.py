@@ -6,6 +6,7 @@ slots for each segment that is neither cached nor being encoded already.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -155,6 +156,7 @@ class Admission:
         slots = np.zeros(max(request.longest, request.num_planned) + 1, dtype=np.int64)
         request.held = Held(slots, self.pool.take_state(), pages, {}, found.snapshot)
         request.done = request.last_mark = found.start
+        request.placed_s = request.placed_s if request.placed_s is not None else time.perf_counter()
         request.initial_slot = found.snapshot.state_slot if found.snapshot is not None else 0
 
     def _collect(self, request: Request, found: _Found, missing: dict[bytes, Interior]) -> None:

@@ -104,18 +104,47 @@ def exclusive_scan(maps: Affine, schedule: Schedule, state: Tensor) -> Tensor:
 
     ``maps`` lie in the schedule's places, ``[num_places, ...]``; ``state`` is the state each sorted
     chain starts from, ``[num_chains, H, K, V]``. Returns ``[num_places + num_chains, H, K, V]``.
+    Not differentiable: every state is written where it belongs.
     """
-    places = schedule.num_places
+    places, heads = schedule.num_places, state.shape[1]
     states = state.new_empty((places + len(schedule.chains), *state.shape[1:]))
     states[places:] = state
+    if schedule.widths:
+        states[: schedule.widths[0]] = state[: schedule.widths[0]]
+    flat = states.view(-1, *state.shape[2:])
+    steps = _Steps(*_flattened(maps), flat, is_dense=maps.transition.ndim == 4)
     for step, width in enumerate(schedule.widths):
-        here = slice(schedule.offsets[step], schedule.offsets[step] + width)
-        states[here] = state[:width]
-        state = maps[here].apply(state[:width])
         remaining = schedule.widths[step + 1] if step + 1 < len(schedule.widths) else 0
-        if remaining < width:
-            states[places + remaining : places + width] = state[remaining:]
+        start, after = schedule.offsets[step] * heads, schedule.offsets[step + 1] * heads
+        steps.run(start, after, remaining * heads)
+        steps.run(start + remaining * heads, (places + remaining) * heads, (width - remaining) * heads)
     return states
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """One step of the scan writes the next states where they belong: heads are rows, ``[rows, K, V]``."""
+
+    transition: Tensor
+    end_state: Tensor
+    states: Tensor
+    is_dense: bool
+
+    def run(self, start: int, target: int, count: int) -> None:
+        """``count`` rows from ``start`` on, to ``target`` on."""
+        if count == 0:
+            return
+        here, there = slice(start, start + count), self.states[target : target + count]
+        if self.is_dense:
+            torch.baddbmm(self.end_state[here], self.transition[here], self.states[here], out=there)
+        else:
+            torch.addcmul(self.end_state[here], self.transition[here], self.states[here], out=there)
+
+
+def _flattened(maps: Affine) -> tuple[Tensor, Tensor]:
+    """Heads as rows: transitions ``[rows, K, K]``, ``[rows, K, 1]`` or ``[rows, 1, 1]``, and ``[rows, K, V]``."""
+    transition, end_state = maps.transition.flatten(0, 1), maps.end_state.flatten(0, 1)
+    return transition[(...,) + (None,) * (3 - transition.ndim)], end_state
 
 
 def fold(maps: Affine, schedule: Schedule, start: Affine) -> Affine:

@@ -164,8 +164,8 @@ class Batch:
         return len(self.ids)
 
     @staticmethod
-    def pack(chains: Sequence[Chain], conv_width: int, device: torch.device) -> Batch:
-        """Chains that encode must stand before the chains that read what they encode."""
+    def pack(chains: Sequence[Chain], conv_width: int, device: torch.device, key_dim: int = 64) -> Batch:
+        """Chains that encode stand before the chains that read what they encode; ``key_dim`` is a linear head's."""
         rows = [link for chain in chains for link in chain.links if isinstance(link, RowLink)]
         ids = np.concatenate([np.asarray(row.ids, dtype=np.int64) for row in rows])
         positions = np.concatenate([np.arange(row.position, row.position + len(row.ids)) for row in rows])
@@ -177,7 +177,7 @@ class Batch:
             kv_slots=to(np.concatenate([row.kv_slots for row in rows])),
             final=_final(chains, tokens, positions, to),
             conv=_Tails(chains, conv_width, len(ids)).plan(to),
-            scan=_scan_plan(chains, rows, len(ids), to),
+            scan=_scan_plan(chains, rows, len(ids), key_dim, to),
             contexts=tuple(_context(chain, span, positions, to) for chain, span in zip(chains, tokens, strict=True)),
             chain_tokens=tuple(tokens),
             is_decode=all(_is_decode(chain) for chain in chains),
@@ -302,11 +302,15 @@ class _Tails:
         )
 
 
-def chunk_size_for(row_lengths: Sequence[int]) -> int:
-    """The chunk size that pads least, weighing padded tokens by the chunk's quadratic part."""
+def chunk_size_for(row_lengths: Sequence[int], key_dim: int = 64) -> int:
+    """The chunk size of least work: per chunk its scores, its map, and its step of the scan.
+
+    With heads of ``K`` channels a chunk of ``C`` tokens costs about ``4 K C^2 + 2 K^2 C + K^3`` multiplications.
+    """
     lengths = np.asarray(row_lengths)
-    costs = [(float(np.ceil(lengths / size).sum() * size * (128 + size)), size) for size in CHUNK_SIZES]
-    return min(costs)[1]
+    counts = {size: float(np.ceil(lengths / size).sum()) for size in CHUNK_SIZES}
+    work = {size: n * (4 * size**2 + 2 * key_dim * size + key_dim**2) for size, n in counts.items()}
+    return min(CHUNK_SIZES, key=lambda size: work[size])
 
 
 @dataclass
@@ -357,8 +361,8 @@ def _chunks(rows: Sequence[RowLink], size: int, num_tokens: int) -> tuple[Slots,
     return chunks, inverse
 
 
-def _scan_plan(chains: Sequence[Chain], rows: Sequence[RowLink], num_tokens: int, to: _To) -> ScanPlan:
-    size = chunk_size_for([len(row.ids) for row in rows])
+def _scan_plan(chains: Sequence[Chain], rows: Sequence[RowLink], num_tokens: int, key_dim: int, to: _To) -> ScanPlan:
+    size = chunk_size_for([len(row.ids) for row in rows], key_dim)
     chunks, inverse = _chunks(rows, size, num_tokens)
     walk = _walk(chains, size)
     schedule = Schedule.of([len(maps) for maps in walk.chains])

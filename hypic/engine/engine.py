@@ -173,6 +173,7 @@ class Engine:
         first = answer.first_token_s if answer.first_token_s is not None else now
         times = {
             "tokenize": tokenize_s,
+            "queue": (answer.request.placed_s or now) - answer.started_s,
             "ttft": tokenize_s + first - answer.started_s,
             "total": tokenize_s + now - answer.started_s,
         }

@@ -70,6 +70,11 @@ class Layout:
         return max((shape.conv_width for shape in self.linear), default=1)
 
     @property
+    def key_dim(self) -> int:
+        """The widest key of the linear layers' heads."""
+        return max((shape.key_dim for shape in self.linear), default=64)
+
+    @property
     def token_bytes(self) -> int:
         """K and V of one token in all layers."""
         return sum(a.num_kv_heads * (a.key_dim + a.value_dim) for a in self.attention) * self.dtype.itemsize

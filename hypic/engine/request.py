@@ -44,6 +44,7 @@ class Request:
     encoded: int = 0
     outcomes: dict[bytes, tuple[Outcome, str]] = field(default_factory=dict)
     restarts: int = 0
+    placed_s: float | None = None
 
     def __post_init__(self) -> None:
         self.plan = self.prompt

@@ -43,7 +43,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, chains: Sequence[Chain]) -> StepResult:
         """One forward over all chains of a step."""
-        batch = Batch.pack(chains, self.pool.layout.conv_width, self.pool.device)
+        layout = self.pool.layout
+        batch = Batch.pack(chains, layout.conv_width, self.pool.device, layout.key_dim)
         hidden, is_finite = self.model.forward_final(batch, self.pool)
         logits = self.model.logits(hidden)
         finite = is_finite.cpu()

@@ -151,12 +151,3 @@ def test_segments_fold_in_any_grouping_and_only_in_their_order(kind: str) -> Non
     for number in range(2, 8):
         swapped = swapped.then(maps[number : number + 1])
     assert not close(swapped.end_state, whole.end_state)
-
-
-@pytest.mark.parametrize("kind", TRANSITIONS)
-def test_scans_have_gradients(kind: str) -> None:
-    maps, schedule = random_maps(kind, 3, 1), Schedule.of([3])
-    transition = maps.transition.clone().requires_grad_()
-    states = exclusive_scan(Affine(transition, maps.end_state), schedule, random_states(1, 2))
-    states.sum().backward()
-    assert transition.grad is not None and bool(transition.grad[0].abs().sum() > 0)
