@@ -168,6 +168,7 @@ class Training:
         self.judge = Trainee(shape).to(device)
         self.optimiser = optimiser(self.model, settings, device)
         self.progress = Progress()
+        self.first_step = 0  # of this optimiser: it warms up anew when it begins anew
         self.step = Step(self.model, self.optimiser, settings, device)
 
     @property
@@ -189,7 +190,7 @@ class Training:
     def start_from(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Takes over exported weights, when the state itself is lost; the optimiser begins anew."""
         self.model.restore(tensors)
-        self.progress = progress
+        self.progress, self.first_step = progress, progress.step
 
     def save(self) -> None:
         """Writes the state beside the old one, then replaces it."""
@@ -267,7 +268,7 @@ class Training:
         if self.device.type == "cuda":
             ids, weights = ids.pin_memory(), weights.pin_memory()
         share = self.progress.share(self.settings)
-        rate = learning_rate(self.settings, self.progress.step, share) * 0.5**self.progress.spoilt
+        rate = learning_rate(self.settings, self.progress.step - self.first_step, share) * 0.5**self.progress.spoilt
         self.step(ids, weights, rate)
         self.progress.step += 1
         self.progress.tokens += ids.numel()
