@@ -19,8 +19,9 @@ from langchain_core.messages import (
 
 from hypic.engine.messages import split_turns
 from hypic.errors import ConfigError
+from hypic.integrations._common import KnownTexts, Request
 from hypic.integrations.langchain import segment
-from hypic.integrations.langchain.messages import KnownTexts, Request, message_request
+from hypic.integrations.langchain.messages import message_request
 from hypic.registry import Registry
 from hypic.types import Segment
 from tests.integrations.scripted import bodies, said, segments

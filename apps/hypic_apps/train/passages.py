@@ -79,7 +79,7 @@ GRAMMAR = frozenset(
     "the a an of in on at by for from to with and or is are was were has have had be been it its this that which who "
     "whom whose what when where how why much many long does do did can could you me i it's as not no".split()
 )
-EXCHANGED_SENTENCES, EXCHANGED_QUESTIONS = 0.15, 0.05
+EXCHANGED_SENTENCES, EXCHANGED_QUESTIONS = 0.06, 0.02
 
 
 def said(relation: Relation, split: Split, r: Random) -> str:

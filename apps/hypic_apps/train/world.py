@@ -110,13 +110,25 @@ class World:
         tasks = [fact for _ in range(self.r.randint(1, 3)) for fact in self.thing("task", 2)]
         self.facts += [*facts, *tasks]
         lines = sentences(facts, self.split, self.r)
-        done = [s for f in tasks for s in sentences([f], self.split, self.r)]
+        done = self._agreed(tasks)
         heading = self.r.choice(["Minutes of ", "Notes from ", "Report on "]) + facts[0].subject
         if self.r.random() < 0.5:
             text = f"{heading}\n" + "\n".join(f"- {line}" for line in [*lines, *done])
         else:
             text = f"{heading}\n\n" + " ".join(lines + done)
         return Passage(text, _first(text), tuple(ask(f, self.split, self.r) for f in [*facts, *tasks]))
+
+    def _agreed(self, tasks: Sequence[Fact]) -> list[str]:
+        """Who does what, and by when: often in one sentence, as minutes have it."""
+        out: list[str] = []
+        for place, fact in enumerate(tasks):
+            before = tasks[place - 1] if place else fact
+            is_due = fact.relation.key == "due" and before.relation.key == "owner" and before.subject == fact.subject
+            if is_due and self.r.random() < 0.6:
+                out[-1] = f"{out[-1].rstrip('.')} {self.r.choice(['by', 'before', 'no later than'])} {fact.value}."
+            else:
+                out += sentences([fact], self.split, self.r)
+        return out
 
     def _only_handbook(self) -> bool:
         return len({f.subject for f in self.facts if f.kind == "handbook"}) == 1

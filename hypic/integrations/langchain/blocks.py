@@ -7,43 +7,18 @@ the block is the border of the segment, and the hints under ``extras.hypic`` (``
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.exceptions import ModelInvalidRequestError
 from langchain_core.messages import AIMessage, BaseMessage
 
+from hypic.integrations._common import HINTS, Block, ContentBlock, block_of
 from hypic.types import Kind, Segment
 
-HINTS = ("kind", "name", "source", "cache", "namespace")
 # Parts of an answer that stand elsewhere in the message, or nowhere.
 _BESIDE_TEXT = ("tool_call", "tool_use", "tool_call_chunk", "invalid_tool_call", "reasoning", "thinking")
-
-ContentBlock = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Block:
-    """One text block of a message, with what its hints say."""
-
-    text: str
-    hints: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether its maker said what it is, so that nobody else decides."""
-        return "kind" in self.hints or "cache" in self.hints
-
-    def to_segment(self) -> Segment:
-        """As a segment; without a kind it is a document."""
-        return Segment(self.text, **self.hints)
-
-    def to_content(self) -> ContentBlock:
-        """As LangChain's and the engine's content block."""
-        plain: ContentBlock = {"type": "text", "text": self.text}
-        return {**plain, "extras": {"hypic": dict(self.hints)}} if self.hints else plain
 
 
 def segment(
@@ -64,11 +39,6 @@ def segment(
     return block_of(Segment(text, kind, name, source, namespace, cache)).to_content()
 
 
-def block_of(segment: Segment) -> Block:
-    """A segment as a block that says all that the segment says."""
-    return Block(segment.text, {k: v for k in HINTS if (v := getattr(segment, k)) is not None})
-
-
 def segments_from_documents(documents: Iterable[Document], *, kind: Kind = "document") -> list[Segment]:
     """One segment per document: its exact text; name and source from ``id`` and ``metadata`` (``id``, ``source``)."""
     return [
@@ -87,33 +57,6 @@ def blocks_of(message: BaseMessage) -> list[Block]:
     if isinstance(content, str):
         return [Block(content, _message_hints(message))]
     return [block for item in content for block in _read(item, message)]
-
-
-def pieces_of(blocks: Sequence[Block]) -> list[Block]:
-    """The same text with white space at a segment's borders moved into the segment's block.
-
-    There the engine takes it for the glue at that side. What is left of live blocks stays in place.
-    """
-    texts = [block.text for block in blocks]
-    for n, block in enumerate(blocks):
-        if block.hints.get("cache") is not False:
-            continue
-        left = n > 0 and blocks[n - 1].hints.get("cache") is not False
-        right = n + 1 < len(blocks) and blocks[n + 1].hints.get("cache") is not False
-        before, body, after = _margins(block.text, left, right)
-        texts[n] = body
-        if left:
-            texts[n - 1] += before
-        if right:
-            texts[n + 1] = after + texts[n + 1]
-    return [Block(text, block.hints) for text, block in zip(texts, blocks, strict=True) if text]
-
-
-def _margins(text: str, left: bool, right: bool) -> tuple[str, str, str]:
-    """Leading white space, rest, trailing white space; a side that is not asked for keeps its own."""
-    rest = text.lstrip() if left else text
-    body = rest.rstrip() if right else rest
-    return text[: len(text) - len(rest)], body, rest[len(body) :]
 
 
 def _read(item: str | Mapping[str, Any], message: BaseMessage) -> list[Block]:

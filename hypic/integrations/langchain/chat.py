@@ -1,34 +1,46 @@
 """``ChatHypic``: a LangChain chat model on a hypic engine in this process.
 
 Streaming is the primitive; whole answers drain it. Async is the engine's own async, so a cancelled
-task aborts its request. Tools and structured output are refused, never dropped.
+task aborts its request. What is asked of an answer's form is ``tools``' matter, reading it ``replies``'.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import Any, Self
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.exceptions import ModelInvalidRequestError
 from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from pydantic import model_validator
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import BaseModel, model_validator
 
 from hypic import __version__
+from hypic.integrations._common import Request, max_context_of
 from hypic.integrations.langchain.blocks import blocks_of
-from hypic.integrations.langchain.engine import Call, langchain_errors, max_context_of
-from hypic.integrations.langchain.messages import Request, message_request
-from hypic.integrations.langchain.options import NO_TOOLS, EngineOptions
+from hypic.integrations.langchain.engine import Call, langchain_errors
+from hypic.integrations.langchain.messages import message_request
+from hypic.integrations.langchain.options import EngineOptions
 from hypic.integrations.langchain.prompts import SegmentedStr, SegmentPromptValue, as_prompt
-from hypic.integrations.langchain.results import logprobs_info, response_metadata, token_usage, usage_metadata
-from hypic.types import Completion
+from hypic.integrations.langchain.replies import Reader
+from hypic.integrations.langchain.structured import StructuredMethod, structured
+from hypic.integrations.langchain.tools import (
+    TOOL_OPTIONS,
+    Wanted,
+    normalized_choice,
+    opens_reasoning,
+    refuse_mute_template,
+    refuse_unsupported,
+)
 
 # Role names and separators of a chat template, per message; templates use 3 to 6 tokens.
 _SCAFFOLD_TOKENS = 6
@@ -44,7 +56,9 @@ class ChatHypic(EngineOptions, BaseChatModel):
     Raises (from every call):
         ContextOverflowError: the prompt is longer than the model's context.
         ModelInvalidRequestError: a block is not text, or an option cannot be right.
-        NotImplementedError: tools or a response format are asked for.
+        ModelError: the answer makes no call although ``tool_choice`` asks for one.
+        NotImplementedError: something is asked for that would need constrained decoding, or tools of a checkpoint
+            whose chat template does not show them.
     """
 
     @model_validator(mode="after")
@@ -61,8 +75,10 @@ class ChatHypic(EngineOptions, BaseChatModel):
             "text_inputs": True,
             "text_outputs": True,
             "image_inputs": False,
-            "tool_calling": False,
+            "tool_calling": True,
+            "tool_choice": True,
             "structured_output": False,
+            "reasoning_output": True,
         }
         length = None if self.engine is None else max_context_of(self.engine)
         if length is not None:
@@ -91,8 +107,8 @@ class ChatHypic(EngineOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._prepare(messages, stop, kwargs)
-        return _result(list(call.stream(request.prompt)), call, request)
+        call, request, reader = self._prepare(messages, stop, kwargs)
+        return reader.result(list(call.stream(request.prompt)))
 
     async def _agenerate(
         self,
@@ -101,9 +117,9 @@ class ChatHypic(EngineOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request = self._prepare(messages, stop, kwargs)
+        call, request, reader = self._prepare(messages, stop, kwargs)
         async with aclosing(call.astream(request.prompt)) as pieces:
-            return _result([piece async for piece in pieces], call, request)
+            return reader.result([piece async for piece in pieces])
 
     def _stream(
         self,
@@ -112,11 +128,12 @@ class ChatHypic(EngineOptions, BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        call, request = self._prepare(messages, stop, kwargs)
+        call, request, reader = self._prepare(messages, stop, kwargs)
         with closing(call.stream(request.prompt)) as pieces:
             for piece in pieces:
-                if _says_something(piece):
-                    yield _chunk(piece, call, request)
+                chunk = reader.chunk(piece)
+                if chunk is not None:
+                    yield chunk
 
     async def _astream(
         self,
@@ -125,68 +142,73 @@ class ChatHypic(EngineOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call, request = self._prepare(messages, stop, kwargs)
+        call, request, reader = self._prepare(messages, stop, kwargs)
         async with aclosing(call.astream(request.prompt)) as pieces:
             async for piece in pieces:
-                if _says_something(piece):
-                    yield _chunk(piece, call, request)
+                chunk = reader.chunk(piece)
+                if chunk is not None:
+                    yield chunk
 
     def bind_tools(
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
-        tool_choice: str | None = None,
+        tool_choice: str | dict[str, Any] | bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Not in this version.
+        """This model with tools that it may call: ``AIMessage.tool_calls``.
+
+        ``tool_choice``: ``"auto"`` (as without), ``"none"`` (tools are kept from the model), ``"any"`` or
+        ``"required"``, or a tool's name. The last three are asked for in the system text and checked: an answer
+        without such a call raises.
 
         Raises:
-            NotImplementedError: always, before anything is computed.
+            NotImplementedError: ``strict=True`` or ``parallel_tool_calls=False``, which need constrained decoding.
+            ModelInvalidRequestError: ``tool_choice`` names no tool, or a tool is a provider's own.
         """
-        raise NotImplementedError(NO_TOOLS)
+        options: dict[str, Any] = {"tools": [convert_to_openai_tool(tool) for tool in tools]} if tools else {}
+        if tool_choice is not None:
+            options["tool_choice"] = normalized_choice(tool_choice)
+        Wanted.of({**kwargs, **options})
+        return self.bind(**options, **{key: value for key, value in kwargs.items() if value is not None})
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: StructuredMethod = "function_calling",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, dict[str, Any] | BaseModel]:
+        """Answers as objects of ``schema``, asked for in the prompt and checked afterwards.
+
+        ``method``: a tool that the model must call, or JSON text (``json_schema`` puts the schema into the prompt,
+        ``json_mode`` leaves that to you; both work with every chat template).
+
+        Raises:
+            NotImplementedError: ``strict=True``, which needs constrained decoding.
+            ValueError: another method or keyword.
+        """
+        refuse_unsupported({"strict": strict})
+        if kwargs:
+            raise ValueError(f"unknown option {next(iter(kwargs))!r}; known are include_raw, method and strict.")
+        return structured(self, schema, method, include_raw)
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
-        """Tokens of the blocks as the engine encodes them, and 6 per message for the template's own."""
-        if tools:
-            raise NotImplementedError(NO_TOOLS)
+        """Tokens of the blocks as the engine encodes them, tools as JSON, and 6 per message for the template's own."""
         texts = [block.text for message in messages for block in blocks_of(message)]
+        texts += [json.dumps(convert_to_openai_tool(tool)) for tool in tools or ()]
         return sum(self.get_num_tokens(text) for text in texts) + _SCAFFOLD_TOKENS * len(messages)
 
     def _prepare(
         self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
-    ) -> tuple[Call, Request]:
-        bound = self._bound(options)
-        call = bound._call(stop)
+    ) -> tuple[Call, Request, Reader]:
+        wanted = Wanted.of(options)
+        bound = self._bound({name: value for name, value in options.items() if name not in TOOL_OPTIONS})
+        call = replace(bound._call(stop), tools=wanted.tools)
         with langchain_errors():
-            return call, message_request(messages, bound._known_texts(call.engine))
-
-
-def _says_something(piece: Completion) -> bool:
-    return bool(piece.text or piece.reasoning or piece.logprobs or piece.finish_reason)
-
-
-def _extra(reasoning: str) -> dict[str, Any]:
-    return {"reasoning_content": reasoning} if reasoning else {}
-
-
-def _chunk(piece: Completion, call: Call, request: Request) -> ChatGenerationChunk:
-    message = AIMessageChunk(content=piece.text, additional_kwargs=_extra(piece.reasoning))
-    if piece.finish_reason is not None:
-        # Once per answer: LangChain adds up what several chunks carry.
-        message.chunk_position = "last"
-        message.usage_metadata = None if piece.usage is None else usage_metadata(piece.usage)
-        message.response_metadata = response_metadata(piece, call.model_name, request)
-    return ChatGenerationChunk(message=message, generation_info=logprobs_info(piece.logprobs) or None)
-
-
-def _result(pieces: list[Completion], call: Call, request: Request) -> ChatResult:
-    whole = Completion.join(pieces)
-    message = AIMessage(
-        content=whole.text,
-        additional_kwargs=_extra(whole.reasoning),
-        usage_metadata=None if whole.usage is None else usage_metadata(whole.usage),
-        response_metadata=response_metadata(whole, call.model_name, request),
-    )
-    generation = ChatGeneration(message=message, generation_info=logprobs_info(whole.logprobs) or None)
-    output = {"model_name": call.model_name, "token_usage": {} if whole.usage is None else token_usage(whole.usage)}
-    return ChatResult(generations=[generation], llm_output=output)
+            refuse_mute_template(call.engine, wanted, call.chat_template_kwargs)
+            request = message_request(wanted.ask(messages), bound._known_texts(call.engine))
+            in_reasoning = opens_reasoning(call.engine, call.chat_template_kwargs)
+        return call, request, Reader(call, request, wanted, in_reasoning=in_reasoning)

@@ -23,7 +23,8 @@ from langchain_core.prompts.message import BaseMessagePromptTemplate
 from langchain_core.runnables import Runnable, RunnableLambda
 
 from hypic.errors import ConfigError, PromptError
-from hypic.integrations.langchain.blocks import Block, block_of, blocks_of, segments_from_documents
+from hypic.integrations._common import Block, block_of
+from hypic.integrations.langchain.blocks import blocks_of, segments_from_documents
 from hypic.integrations.langchain.messages import joined_content
 from hypic.integrations.langchain.prompts import SegmentPromptValue
 from hypic.types import Prompt, Segment

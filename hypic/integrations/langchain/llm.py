@@ -25,8 +25,10 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue
 from pydantic import model_validator
 
 from hypic import __version__
+from hypic.integrations._common import Request, flat_request, owned_request
+from hypic.integrations._reports import token_counts
 from hypic.integrations.langchain.engine import Call, langchain_errors
-from hypic.integrations.langchain.messages import Request, flat_request, message_request, owned_request
+from hypic.integrations.langchain.messages import message_request
 from hypic.integrations.langchain.options import EngineOptions
 from hypic.integrations.langchain.prompts import (
     MessagesPromptValue,
@@ -35,7 +37,7 @@ from hypic.integrations.langchain.prompts import (
     as_prompt,
     transcript,
 )
-from hypic.integrations.langchain.results import logprobs_info, response_metadata, token_usage
+from hypic.integrations.langchain.results import logprobs_info, response_metadata
 from hypic.types import Completion
 
 _MAX_THREADS = 64
@@ -196,7 +198,7 @@ def _info(piece: Completion, call: Call, request: Request) -> dict[str, Any] | N
         info["reasoning_content"] = piece.reasoning
     if piece.finish_reason is not None:
         info |= response_metadata(piece, call.model_name, request)
-        info["token_usage"] = {} if piece.usage is None else token_usage(piece.usage)
+        info["token_usage"] = {} if piece.usage is None else token_counts(piece.usage)
     return info or None
 
 
@@ -206,7 +208,7 @@ def _result(answers: Sequence[Sequence[Completion]], call: Call, requests: Seque
         [Generation(text=whole.text, generation_info=_info(whole, call, request))]
         for whole, request in zip(wholes, requests, strict=True)
     ]
-    counts = [token_usage(whole.usage) for whole in wholes if whole.usage is not None]
+    counts = [token_counts(whole.usage) for whole in wholes if whole.usage is not None]
     total = {name: sum(count[name] for count in counts) for name in (counts[0] if counts else ())}
     return LLMResult(generations=list(generations), llm_output={"token_usage": total, "model_name": call.model_name})
 

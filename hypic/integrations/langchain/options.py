@@ -14,17 +14,16 @@ from typing import Any, Self
 from langchain_core.exceptions import ModelInvalidRequestError, ModelNotFoundError
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
-from hypic.integrations.langchain.engine import (
-    Call,
+from hypic.integrations._common import (
+    KnownTexts,
     Lease,
     count_tokens_with,
     fingerprint_of,
-    langchain_errors,
     model_name_of,
     registry_of,
     tokenize_with,
 )
-from hypic.integrations.langchain.messages import KnownTexts
+from hypic.integrations.langchain.engine import Call, langchain_errors
 from hypic.types import Policy, SamplingParams, TextEngine
 
 POLICY = tuple(f.name for f in fields(Policy))

@@ -16,7 +16,8 @@ from langchain_core.prompt_values import PromptValue
 from pydantic import ConfigDict, Field
 
 from hypic.errors import PromptError
-from hypic.integrations.langchain.blocks import Block, block_of, blocks_of
+from hypic.integrations._common import Block, block_of
+from hypic.integrations.langchain.blocks import blocks_of
 from hypic.types import Prompt, Segment
 
 _GLUE = Prompt().glue

@@ -7,44 +7,18 @@ metadata: scores and ranks change from query to query and would make every text 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal
 
-from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForRetrieverRun
+from langchain_core.callbacks import BaseCallbackHandler, CallbackManagerForRetrieverRun, Callbacks
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from pydantic import Field, model_validator
+from langchain_core.tools import StructuredTool
+from pydantic import BaseModel, Field, model_validator
 
+from hypic.integrations._common import block_of
+from hypic.integrations._search import Hit, Passage
 from hypic.integrations.langchain.blocks import segments_from_documents
 from hypic.registry import Registry
-
-
-class Passage(Protocol):
-    """A retrieved piece of text."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
-
-    @property
-    def source(self) -> str | None: ...
-
-
-class Hit(Protocol):
-    """A passage that fits a query, and how well."""
-
-    @property
-    def passage(self) -> Passage: ...
-
-    @property
-    def score(self) -> float: ...
-
-
-class SearchIndex(Protocol):
-    """What a ``HypicRetriever`` needs: at most ``k`` hits for a query, best first."""
-
-    def search(self, query: str, k: int) -> Sequence[Hit]: ...
 
 
 class HypicRetriever(BaseRetriever):
@@ -93,3 +67,41 @@ class RegisterDocuments(BaseCallbackHandler):
 
     def on_retriever_end(self, documents: Sequence[Document], **kwargs: Any) -> None:
         self.registry.register(segments_from_documents(documents), namespace=self.namespace)
+
+
+class _Query(BaseModel):
+    query: str = Field(description="what to look for")
+
+
+def create_segment_retriever_tool(
+    retriever: BaseRetriever,
+    name: str,
+    description: str,
+    *,
+    response_format: Literal["content", "content_and_artifact"] = "content",
+) -> StructuredTool:
+    """A tool that looks up documents and returns each of them as a content block of its own: a segment.
+
+    Takes the arguments of LangChain's ``create_retriever_tool``, which returns one joined text, but no document prompt.
+    """
+
+    def result(documents: list[Document]) -> Any:
+        blocks = [block_of(segment).to_content() for segment in segments_from_documents(documents)]
+        # An empty list would be shown to the model as no answer at all.
+        content = blocks or "No documents were found."
+        return (content, documents) if response_format == "content_and_artifact" else content
+
+    def look_up(query: str, callbacks: Callbacks = None) -> Any:
+        return result(retriever.invoke(query, config={"callbacks": callbacks}))
+
+    async def alook_up(query: str, callbacks: Callbacks = None) -> Any:
+        return result(await retriever.ainvoke(query, config={"callbacks": callbacks}))
+
+    return StructuredTool(
+        name=name,
+        description=description,
+        func=look_up,
+        coroutine=alook_up,
+        args_schema=_Query,
+        response_format=response_format,
+    )

@@ -1,0 +1,157 @@
+"""What goes wrong, in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
+
+Clients decide by the status whether to try again (429 and 5xx) and by ``code`` what to do about it. An error inside a
+stream, whose status has been sent, is the same object as one event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from hypic.errors import (
+    ConfigError,
+    HypicError,
+    NonFiniteOutput,
+    PromptError,
+    PromptTooLong,
+    RequestAborted,
+    StoreFull,
+    UnsupportedModel,
+    WorkerLost,
+)
+
+LOG = logging.getLogger("hypic.server")
+FAILED = "the server failed on this request; its log has the reason."
+TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# The first that fits decides, so subclasses stand before their parents.
+_ANSWERED: Sequence[tuple[type[HypicError], int, str]] = (
+    (PromptTooLong, 400, "context_length_exceeded"),
+    (StoreFull, 400, "store_full"),
+    (PromptError, 400, "invalid_prompt"),
+    (ConfigError, 400, "invalid_setting"),
+    (UnsupportedModel, 400, "unsupported_model"),
+    (NonFiniteOutput, 500, "non_finite_output"),
+    (RequestAborted, 503, "request_aborted"),
+    (WorkerLost, 503, "worker_lost"),
+    (HypicError, 500, "engine_error"),
+)
+
+
+class ApiError(HTTPException):
+    """An error as it goes to the client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.param, self.code = param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return error_body(self.status_code, self.detail, self.param, self.code)
+
+
+class ClientGone(Exception):
+    """The client has closed its connection; nobody reads an answer."""
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The JSON object of an error."""
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that cannot be right: status 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def api_error(error: HypicError, max_context: int) -> ApiError:
+    """An error of the engine as the client gets it.
+
+    Clients find an overflow by words in the message, which is why it says more than ours.
+    """
+    status, code = next((status, code) for kind, status, code in _ANSWERED if isinstance(error, kind))
+    message = str(error)
+    if isinstance(error, (PromptTooLong, StoreFull)):
+        message = (
+            f"This model's maximum context length is {max_context} tokens. However, {message} "
+            f"(prompt is too long) [context_length_exceeded]"
+        )
+    headers = {"retry-after": "1"} if status == 503 else None
+    return ApiError(status, message, param=_param(error), code=code, headers=headers)
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Every error of the application leaves in the one shape."""
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HypicError, _engine)
+    app.add_exception_handler(ClientGone, _gone)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body, error.status_code, headers=error.headers)
+
+
+def _param(error: HypicError) -> str | None:
+    """The setting that a ``ConfigError`` begins with; its messages say ``name is value; ...``."""
+    name, separator, _ = str(error).partition(" is ")
+    return name if isinstance(error, ConfigError) and separator and name.isidentifier() else None
+
+
+async def _http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException), "registered for this class"
+    if isinstance(error, ApiError):
+        return error_response(error)
+    told = {404: "there is no such address", 405: "this address does not take that method"}
+    message = f"{request.method} {request.url.path}: {told.get(error.status_code, error.detail)}."
+    return JSONResponse(error_body(error.status_code, message), error.status_code, headers=error.headers)
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError), "registered for this class"
+    return error_response(invalid(error.errors()))
+
+
+def invalid(found: Sequence[Any]) -> ApiError:
+    """The first thing that validation found, as one sentence that names the field."""
+    first = found[0]
+    # A field of several types is reported once for each; only its name is of use.
+    place = [part for part in first["loc"] if part not in ("body", "query") and "[" not in str(part)]
+    if first["type"] == "json_invalid":
+        return refused(f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}.", code="invalid_json")
+    param = ".".join(map(str, place)) or None
+    if param is None:
+        return refused("the body is no JSON object; send one with the header 'Content-Type: application/json'.")
+    return refused(f"{param}: {first['msg'].rstrip('.')}.", param)
+
+
+async def _engine(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HypicError), "registered for this class"
+    return error_response(api_error(error, request.app.state.service.engine.max_context))
+
+
+async def _gone(request: Request, error: Exception) -> JSONResponse:
+    """Nobody reads it; the status is the one that proxies log for this."""
+    return JSONResponse(error_body(499, "the client closed the connection."), 499)
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    LOG.error("request %s failed", request.state.request_id, exc_info=error)
+    body = error_body(500, FAILED, code="internal_error")
+    return JSONResponse(body, 500, headers={"x-request-id": request.state.request_id})
