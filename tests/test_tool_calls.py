@@ -237,7 +237,7 @@ class Pieces:
     def __init__(self, end: str) -> None:
         self.end, self.kwargs = end, {}  # type: tuple[str, Any]
 
-    def encode(self, prompt: Any, *, chat_template_kwargs: Any = None) -> list[Any]:
+    def encode(self, prompt: Any, *, tools: Any = None, chat_template_kwargs: Any = None) -> list[Any]:
         self.kwargs = chat_template_kwargs
         return [type("Piece", (), {"ids": tuple(map(ord, self.end))})()]
 

@@ -21,7 +21,6 @@ from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import ConfigurableField
-from langchain_core.tools import tool
 
 from hypic.errors import (
     ConfigError,
@@ -326,28 +325,6 @@ def test_blocks_that_are_not_text_are_refused(engine: ScriptedEngine) -> None:
     assert not engine.asked
 
 
-def test_tools_are_refused_never_dropped(engine: ScriptedEngine) -> None:
-    @tool
-    def add(a: int, b: int) -> int:
-        """Adds."""
-        return a + b
-
-    chat = chat_on(engine)
-    refused: list[Callable[[], Any]] = [
-        lambda: chat.bind_tools([add]),
-        lambda: chat.with_structured_output({"title": "T", "type": "object", "properties": {}}),
-        lambda: chat.invoke("When?", tools=[{"type": "function"}]),
-        lambda: list(chat.stream("When?", response_format={"type": "json_object"})),
-        lambda: run(chat.ainvoke("When?", tool_choice="any")),
-        lambda: chat.get_num_tokens_from_messages([HumanMessage("x")], tools=[add]),
-    ]
-    for call in refused:
-        with pytest.raises(NotImplementedError, match="never drop"):
-            call()
-    assert not engine.asked
-    chat.invoke("When?", tools=[], tool_choice=None)
-
-
 def test_llm_cache_keys_hold_everything(engine: ScriptedEngine) -> None:
     cache = InMemoryCache()
     chat = chat_on(engine, cache=cache)
@@ -423,7 +400,7 @@ def test_pickle_and_dumps() -> None:
 def test_profile_and_tracing_names(engine: ScriptedEngine) -> None:
     chat = chat_on(engine, stop=["x"])
     assert chat.profile is not None and chat.profile["max_input_tokens"] == 4096
-    assert chat.profile["tool_calling"] is False
+    assert chat.profile["tool_calling"] is True and chat.profile["structured_output"] is False
     params = chat._get_ls_params()
     assert (params["ls_provider"], params["ls_model_name"], params["ls_stop"]) == ("hypic", "scripted", ["x"])
     by_name: dict[str, Any] = {"model_name": "m"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -37,7 +38,7 @@ async def register(body: SegmentsRequest, request: Request) -> Response:
             reports = await attended(request.receive, warming)
         else:
             service.keep(asyncio.create_task(_logged(warming)))
-    rows = [service.catalogue.note(segment, report) for segment, report in zip(segments, reports, strict=True)]
+    rows = [_row(service, segment, report) for segment, report in zip(segments, reports, strict=True)]
     status = 202 if body.warm and not body.wait else 200
     return JSONResponse({"object": "list", "data": rows, "num_known": num_known}, status)
 
@@ -77,6 +78,11 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     service = service_of(request)
     ids = await asyncio.to_thread(service.engine.tokenize, body.text)
     return {"object": "hypic.tokens", "token_ids": ids, "num_tokens": len(ids)}
+
+
+def _row(service: Service, segment: Segment, report: CacheReport | None) -> dict[str, Any]:
+    row = service.catalogue.note(segment, report)
+    return row if report is None else {**row, "report": asdict(report)}
 
 
 async def _warmed(service: Service, segments: Sequence[Segment], policy: Policy) -> list[CacheReport]:

@@ -39,7 +39,6 @@ from hypic.integrations.langchain.tools import (
     normalized_choice,
     opens_reasoning,
     refuse_mute_template,
-    refuse_unsupported,
 )
 
 # Role names and separators of a chat template, per message; templates use 3 to 6 tokens.
@@ -186,14 +185,14 @@ class ChatHypic(EngineOptions, BaseChatModel):
         ``method``: a tool that the model must call, or JSON text (``json_schema`` puts the schema into the prompt,
         ``json_mode`` leaves that to you; both work with every chat template).
 
+        With ``strict=True``, which needs constrained decoding, every call raises ``NotImplementedError``.
+
         Raises:
-            NotImplementedError: ``strict=True``, which needs constrained decoding.
             ValueError: another method or keyword.
         """
-        refuse_unsupported({"strict": strict})
         if kwargs:
             raise ValueError(f"unknown option {next(iter(kwargs))!r}; known are include_raw, method and strict.")
-        return structured(self, schema, method, include_raw)
+        return structured(self, schema, method, include_raw, strict=bool(strict))
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """Tokens of the blocks as the engine encodes them, tools as JSON, and 6 per message for the template's own."""

@@ -8,31 +8,26 @@ not kept by this block.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemoryBlock
 from llama_index.core.utils import get_tokenizer
 from pydantic import Field, field_validator
 
-from hypic.integrations._common import block_of
+from hypic.integrations._common import Block, block_of
+from hypic.integrations.agents import SegmentSource
 from hypic.integrations.llamaindex.messages import marked_message
 from hypic.types import Segment
-
-
-@runtime_checkable
-class MemorySource(Protocol):
-    """Where texts come from that may change between two turns, such as a folder of memory files."""
-
-    def segments(self) -> Sequence[Segment]: ...
 
 
 class HypicMemoryBlock(BaseMemoryBlock[list[ChatMessage]]):
     """One message per text, in order: those of ``texts``, then those that ``source`` has now.
 
-    A plain string becomes a segment of kind ``memory``. ``role`` is that of the messages; many chat templates take a
-    system message at the head only.
+    A plain string becomes a segment of kind ``memory``; live text (``cache=False``) stands in the message of the text
+    behind it. ``source`` is a ``SegmentSource`` of ``hypic.integrations.agents``, such as ``MemoryFiles``. ``role`` is
+    that of the messages; many chat templates take a system message at the head only.
     """
 
     name: str = Field(default="memory")
@@ -50,13 +45,13 @@ class HypicMemoryBlock(BaseMemoryBlock[list[ChatMessage]]):
     @field_validator("source")
     @classmethod
     def _check_source(cls, value: Any) -> Any:
-        if value is not None and not isinstance(value, MemorySource):
-            raise ValueError(f"source is a {type(value).__name__}; it needs a method segments().")
+        if value is not None and not isinstance(value, SegmentSource):
+            raise ValueError(f"source is a {type(value).__name__}; it needs the methods poll and segments.")
         return value
 
     async def _aget(self, messages: list[ChatMessage] | None = None, **block_kwargs: Any) -> list[ChatMessage]:
         segments = [*self.texts, *(await asyncio.to_thread(self._current))]
-        return [marked_message(self.role, [block_of(segment)]) for segment in segments if segment.text.strip()]
+        return [marked_message(self.role, blocks) for blocks in _grouped(segments)]
 
     async def _aput(self, messages: list[ChatMessage]) -> None:
         """Nothing: the texts are changed where they come from."""
@@ -71,8 +66,19 @@ class HypicMemoryBlock(BaseMemoryBlock[list[ChatMessage]]):
     def _current(self) -> Sequence[Segment]:
         if self.source is None:
             return ()
-        poll: Callable[[], object] | None = getattr(self.source, "poll", None)
-        if poll is not None:
-            poll()
+        self.source.poll()
         segments: Sequence[Segment] = self.source.segments()
         return segments
+
+
+def _grouped(segments: Iterable[Segment]) -> Iterator[list[Block]]:
+    """The blocks of one message each: a text, and the live text before it."""
+    group: list[Block] = []
+    for segment in segments:
+        if segment.text.strip():
+            group.append(block_of(segment))
+        if group and segment.cache is not False:
+            yield group
+            group = []
+    if group:
+        yield group
