@@ -62,7 +62,7 @@ class Admission:
                 f"the prompt has {num} tokens and the context holds {self.max_context}; leave room for the answer: "
                 "shorten it or pass fewer segments."
             )
-        need = self._need(request, 0, request.keys(0))
+        need = self._need(request, 0, request.keys(0), {})
         if not self.pool.could_hold(need):
             capacity = self.pool.capacity
             raise StoreFull(
@@ -77,13 +77,16 @@ class Admission:
         for entry in found.hits:
             self.store.pin(entry)
         missing = {k: s for k, s in found.wanted.items() if found.entries[k] is None and k not in self.encoding}
-        if not self.store.make_room(self._need(request, found.start, missing)):
-            for entry in found.hits:
+        bases = self._bases(request, missing)
+        for base in bases.values():
+            self.store.pin(base)
+        if not self.store.make_room(self._need(request, found.start, missing, bases)):
+            for entry in (*found.hits, *bases.values()):
                 self.store.unpin(entry)
             return False
         self.store.count(len(found.hits), len(missing))
         self._hold(request, found)
-        self._begin_all(request, missing)
+        self._begin_all(request, missing, bases)
         self._collect(request, found, missing)
         self._map_slots(request, found.start)
         return True
@@ -108,6 +111,7 @@ class Admission:
         del self.encoding[job.entry.key]
         self._end(job)
         self.store.put(job.entry)
+        self.history.stored(job.entry.name, job.entry.source, job.entry.key)
 
     def broken(self, job: Encode) -> None:
         """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""
@@ -129,12 +133,36 @@ class Admission:
 
     # -- steps of the above ------------------------------------------------------------------------------------------
 
-    def _need(self, request: Request, start: int, missing: dict[bytes, Interior]) -> Need:
+    def _need(
+        self, request: Request, start: int, missing: dict[bytes, Interior], bases: dict[bytes, CachedSegment]
+    ) -> Need:
         need = Need(pages=self.pool.pages_for(request.rows_from(start) + 1), states=1)
         seam_pages = self.pool.pages_for(request.plan.policy.seam)
-        for span in missing.values():
-            need += Need(self.pool.pages_for(span.stop - span.start) + seam_pages, 2, 1)
+        for key, span in missing.items():
+            num_new = span.stop - span.start - (bases[key].num_cached if key in bases else 0)
+            need += Need(self.pool.pages_for(num_new) + seam_pages, 2, 1)
         return need
+
+    def _bases(self, request: Request, missing: dict[bytes, Interior]) -> dict[bytes, CachedSegment]:
+        """Entries that missing ones continue: what was encoded last under the same name, if the text only grew.
+
+        A deterministic request starts from nothing, so that its bits do not depend on what is cached.
+        """
+        if request.plan.policy.deterministic:
+            return {}
+        bases = {key: self._base(request, span) for key, span in missing.items()}
+        return {key: base for key, base in bases.items() if base is not None}
+
+    def _base(self, request: Request, span: Interior) -> CachedSegment | None:
+        planned, seam = request.plan.segments[span.number], request.plan.policy.seam
+        key = self.history.previous(planned.segment)
+        base = None if key is None else self.store.find(key)
+        if base is None or base.is_snapshot or base.namespace != planned.segment.namespace:
+            return None
+        is_grown = len(base.ids) < len(planned.ids) and planned.ids[: len(base.ids)] == base.ids
+        # Every step of growth leaves a page partly filled: entries of twice the pages they need are made anew.
+        is_dense = len(base.pages) <= 2 * self.pool.pages_for(base.num_cached)
+        return base if is_grown and is_dense and len(base.ids) - base.num_cached == seam else None
 
     def _find(self, request: Request) -> _Found:
         snapshot = next((entry for mark in reversed(request.plan.marks) if (entry := self._at(request, mark))), None)
@@ -171,33 +199,42 @@ class Admission:
                 self.store.pin(entry)
             outcome: tuple[Outcome, str] = ("hit", "")
             if key in missing:
-                outcome = ("encoded", self._reason(request, missing[key]))
+                outcome = ("encoded", self._reason(request, missing[key], self.encoding[key].base))
             request.outcomes.setdefault(key, outcome)
             held.entries[key] = entry
 
-    def _reason(self, request: Request, span: Interior) -> str:
+    def _reason(self, request: Request, span: Interior, base: CachedSegment | None) -> str:
         planned, seam = request.plan.segments[span.number], request.plan.policy.seam
         assert planned.key is not None, "only cached segments are encoded"
         reason = self.history.reason(planned.segment, planned.ids, planned.key, seam)
         self.history.note(planned.segment, planned.ids, planned.key, seam)
-        return reason
+        if base is None:
+            return reason
+        request.continued[planned.key] = base.num_cached
+        return f"grown: {len(planned.ids) - len(base.ids)} new tokens behind {len(base.ids)} known ones"
 
-    def _begin_all(self, request: Request, missing: dict[bytes, Interior]) -> None:
+    def _begin_all(self, request: Request, missing: dict[bytes, Interior], bases: dict[bytes, CachedSegment]) -> None:
         if not missing:
             return
-        jobs = [self._begin(request, span) for span in missing.values()]
+        jobs = [self._begin(request, span, bases.get(key)) for key, span in missing.items()]
         self.encoding.update({job.entry.key: job for job in jobs})
-        device = self.pool.device
-        states = torch.tensor([job.entry.state_slot for job in jobs], device=device)
-        transitions = torch.tensor([job.entry.transition_slot for job in jobs], device=device)
+        device, fresh = self.pool.device, [job.entry for job in jobs if job.base is None]
+        states = torch.tensor([entry.state_slot for entry in fresh], dtype=torch.long, device=device)
+        transitions = torch.tensor([entry.transition_slot for entry in fresh], dtype=torch.long, device=device)
         self.pool.clear_maps(states, transitions)
+        for job in jobs:
+            if job.base is not None:
+                self.pool.copy_map(_map_slots_of(job.base), _map_slots_of(job.entry))
 
-    def _begin(self, request: Request, span: Interior) -> Encode:
+    def _begin(self, request: Request, span: Interior, base: CachedSegment | None) -> Encode:
         planned, seam, pool = request.plan.segments[span.number], request.plan.policy.seam, self.pool
         assert planned.key is not None, "only cached segments are encoded"
-        length = span.stop - span.start
-        pages, seam_pages = pool.take_pages(pool.pages_for(length)), pool.take_pages(pool.pages_for(seam))
-        interior = pool.slots_of(pages, length)
+        num_new = span.stop - span.start - (base.num_cached if base is not None else 0)
+        pages, seam_pages = pool.take_pages(pool.pages_for(num_new)), pool.take_pages(pool.pages_for(seam))
+        interior = pool.slots_of(pages, num_new)
+        if base is not None:
+            pool.share_pages(base.pages)
+            pages, interior = [*base.pages, *pages], np.concatenate([base.kv_slots, interior])
         entry = CachedSegment(
             key=planned.key,
             ids=planned.ids,
@@ -211,7 +248,7 @@ class Admission:
             namespace=planned.segment.namespace,
         )
         slots = np.concatenate([pool.slots_of(seam_pages, seam), interior])
-        return Encode(entry, seam, slots, seam_pages, pool.take_state(), request.plan.policy.deterministic)
+        return Encode(entry, seam, slots, seam_pages, pool.take_state(), base, request.plan.policy.deterministic)
 
     def _map_slots(self, request: Request, start: int) -> None:
         """Token slots by position: the snapshot's, the request's own for rows, the entries' for interiors."""
@@ -236,5 +273,12 @@ class Admission:
         self.store.release(job.entry)
 
     def _end(self, job: Encode) -> None:
+        if job.base is not None:
+            self.store.unpin(job.base)
         self.pool.drop_pages(job.seam_pages)
         self.pool.drop_state(job.state_slot)
+
+
+def _map_slots_of(entry: CachedSegment) -> tuple[int, int]:
+    assert entry.transition_slot is not None, "a snapshot has no map"
+    return entry.state_slot, entry.transition_slot

@@ -252,6 +252,13 @@ class Pool:
         self.states[layer].index_copy_(0, states, maps.end_state.to(self.layout.state_dtype))
         self.transitions[layer].index_copy_(0, transitions, maps.transition.to(self.layout.state_dtype))
 
+    def copy_map(self, source: tuple[int, int], target: tuple[int, int]) -> None:
+        """An entry's map and tail into another's slots; both are given as state and transition slot."""
+        for layer in range(len(self.layout.linear)):
+            self.states[layer][target[0]] = self.states[layer][source[0]]
+            self.tails[layer][target[0]] = self.tails[layer][source[0]]
+            self.transitions[layer][target[1]] = self.transitions[layer][source[1]]
+
     def clear_maps(self, states: Tensor, transitions: Tensor) -> None:
         """The identity map and an empty tail, into entries' slots."""
         for layer, shape in enumerate(self.layout.linear):

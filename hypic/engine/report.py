@@ -31,9 +31,13 @@ def cache_report(
 
 
 def _newly_encoded(request: Request) -> int:
-    """Interior tokens of the prompt that were encoded for this request; a segment that stands twice counts once."""
+    """Interior tokens of the prompt that were encoded for this request; a segment that stands twice counts once.
+
+    What an entry took over from an older one was not.
+    """
     keys = {p.key: len(p.ids) - request.prompt.policy.seam for p in request.prompt.segments if p.key is not None}
-    return sum(n for key, n in keys.items() if request.outcomes.get(key, ("hit", ""))[0] == "encoded")
+    encoded = {key: n for key, n in keys.items() if request.outcomes.get(key, ("hit", ""))[0] == "encoded"}
+    return sum(n - request.continued.get(key, 0) for key, n in encoded.items())
 
 
 def _segment(request: Request, planned: PlannedSegment, pool: Pool) -> SegmentReport:

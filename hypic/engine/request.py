@@ -30,6 +30,7 @@ class Request:
     """A prompt being answered. ``done`` counts tokens, prompt and generated, whose effect is in the running state.
 
     ``plan`` is the prompt's, or, for a request that started again, of the prompt and what it had generated.
+    ``continued`` are tokens of new entries, by key, that were taken from older ones.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Request:
     computed: int = 0
     encoded: int = 0
     outcomes: dict[bytes, tuple[Outcome, str]] = field(default_factory=dict)
+    continued: dict[bytes, int] = field(default_factory=dict)
     restarts: int = 0
     placed_s: float | None = None
 
@@ -187,7 +189,8 @@ class Encode:
     """A segment being encoded alone: position 0, nothing before it, no other text in view.
 
     ``slots`` are the token slots of the whole segment: the seam's are given back at the end, the interior's become the
-    entry's. ``waiters`` are the requests that need it.
+    entry's. ``waiters`` are the requests that need it. ``base`` is an entry of a text that this one begins with: its
+    interior is a link of the chain, and the new entry starts as its copy, so only the seam and what is new is run.
     """
 
     entry: CachedSegment
@@ -195,6 +198,7 @@ class Encode:
     slots: Slots
     seam_pages: list[int]
     state_slot: int
+    base: CachedSegment | None = None
     is_alone: bool = False
     waiters: dict[str, Request] = field(default_factory=dict)
     done: int = 0
@@ -205,17 +209,26 @@ class Encode:
 
     def chain(self, budget: int) -> tuple[Chain, int]:
         """Rows of at most ``budget`` tokens from ``done`` on, and the position they reach."""
-        stop = min(len(self.entry.ids), self.done + budget)
-        links = []
-        if self.done < self.seam:
-            links.append(self._row(self.done, min(stop, self.seam), None))
-        if stop > self.seam:
-            start = max(self.done, self.seam)
+        links: list[RowLink | InteriorLink] = []
+        position, known = self.done, self.seam if self.base is None else len(self.base.ids)
+        if position < self.seam:
+            stop = min(self.seam, position + budget)
+            links.append(self._row(position, stop, None))
+            budget, position = budget - (stop - position), stop
+        if position >= self.seam and budget > 0:
             transition = self.entry.transition_slot
             assert transition is not None, "a snapshot is never encoded"
-            links.append(self._row(start, stop, FoldInto(self.entry.state_slot, transition, start - self.seam)))
-        initial = self.state_slot if self.done else 0
-        return Chain(links, self.slots[:stop], initial, self.state_slot), stop
+            if position < known:
+                links.append(self._known())
+            start = max(position, known)
+            position = min(len(self.entry.ids), start + budget)
+            links.append(self._row(start, position, FoldInto(self.entry.state_slot, transition, start - self.seam)))
+        return Chain(links, self.slots[:position], self.state_slot if self.done else 0, self.state_slot), position
+
+    def _known(self) -> InteriorLink:
+        base = self.base
+        assert base is not None and base.transition_slot is not None, "only entries are continued"
+        return InteriorLink(base.state_slot, base.transition_slot, base.num_cached, 0)
 
     def _row(self, start: int, stop: int, fold: FoldInto | None) -> RowLink:
         return RowLink(self.entry.ids[start:stop], start, self.slots[start:stop], None, fold)

@@ -59,8 +59,8 @@ def shift_seam(by: int) -> Inject:
     def inject(patch: pytest.MonkeyPatch) -> None:
         sound = Admission._begin
 
-        def faulty(self: Admission, request: Request, span: Interior) -> Any:
-            job = sound(self, request, span)
+        def faulty(self: Admission, request: Request, span: Interior, base: Any) -> Any:
+            job = sound(self, request, span, base)
             job.seam += by
             return job
 

@@ -379,6 +379,8 @@ class Bench:
         for job in jobs:
             states.append(job.state_slot)
             pages += job.seam_pages
+            if job.base is not None:
+                pins[job.base.key] = pins.get(job.base.key, 0) + 1
         for request in self.engine.scheduler.running.values():
             assert request.held is not None
             states.append(request.held.state_slot)

@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.llms import ChatMessage, TextBlock
 from llama_index.core.node_parser import HierarchicalNodeParser, SentenceWindowNodeParser, get_leaf_nodes
 from llama_index.core.postprocessor import MetadataReplacementPostProcessor
@@ -21,7 +20,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine
 from llama_index.core.query_engine.citation_query_engine import CITATION_QA_TEMPLATE
-from llama_index.core.retrievers import AutoMergingRetriever, BaseRetriever
+from llama_index.core.retrievers import AutoMergingRetriever, BaseRetriever, VectorIndexRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 
@@ -73,6 +72,9 @@ class Turned(BaseNodePostprocessor):
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
         return [NodeWithScore(node=node.node, score=float(n)) for n, node in enumerate(nodes)][::-1]
+
+
+ORDERS: list[list[BaseNodePostprocessor]] = [[], [Turned()]]
 
 
 class Fixed(BaseRetriever):
@@ -135,8 +137,9 @@ def nodes(texts: list[str] = PAGES) -> list[TextNode]:
     return [TextNode(text=text, id_=f"n{n}") for n, text in enumerate(texts)]
 
 
-def asked_twice(engine: Any, again: Any, watch: Watch, question: str = "Who built the Beta mill?") -> None:
+def asked_twice(engines: Sequence[Any], watch: Watch, question: str = "Who built the Beta mill?") -> None:
     """Cold, then in another order: every node is a segment, and a hit the second time."""
+    engine, again = engines
     first = engine.query(question)
     num = len(first.source_nodes)
     assert num > 1 and watch.outcomes == ["encoded"] * num
@@ -152,16 +155,16 @@ def test_a_reranker_changes_the_order_and_all_nodes_hit(llm: HypicLLM, watch: Wa
         index.as_query_engine(
             llm=llm, response_synthesizer=synthesizer, similarity_top_k=4, node_postprocessors=processors
         )
-        for processors in ([], [Turned()])
+        for processors in ORDERS
     ]
-    asked_twice(*engines, watch, "When was the company founded?")
+    asked_twice(engines, watch, "When was the company founded?")
 
 
 def test_citations_keep_their_rank_live(llm: HypicLLM, watch: Watch) -> None:
     synthesizer = SegmentSynthesizer(llm=llm, text_qa_template=CITATION_QA_TEMPLATE)
     engines = [
         CitationQueryEngine(Fixed(nodes()), llm=llm, response_synthesizer=synthesizer, node_postprocessors=processors)
-        for processors in ([], [Turned()])
+        for processors in ORDERS
     ]
     first = engines[0].query("Who?")
     assert watch.outcomes == ["encoded"] * 4
@@ -180,9 +183,9 @@ def test_sentence_windows_hit(llm: HypicLLM, watch: Watch) -> None:
         index.as_query_engine(
             llm=llm, response_synthesizer=synthesizer, similarity_top_k=3, node_postprocessors=[window, *more]
         )
-        for more in ([], [Turned()])
+        for more in ORDERS
     ]
-    asked_twice(*engines, watch)
+    asked_twice(engines, watch)
 
 
 def test_auto_merging_hits(llm: HypicLLM, watch: Watch) -> None:
@@ -192,10 +195,11 @@ def test_auto_merging_hits(llm: HypicLLM, watch: Watch) -> None:
     docstore.add_documents(parsed)
     storage = StorageContext.from_defaults(docstore=docstore)
     index = VectorStoreIndex(get_leaf_nodes(parsed), storage_context=storage, embed_model=WordEmbedding())
-    merging = AutoMergingRetriever(index.as_retriever(similarity_top_k=4), storage, verbose=False)
+    leaves = VectorIndexRetriever(index, similarity_top_k=4)
+    merging = AutoMergingRetriever(leaves, storage, verbose=False)
     synthesizer = SegmentSynthesizer(llm=llm)
-    engines = [RetrieverQueryEngine(merging, synthesizer, node_postprocessors=more) for more in ([], [Turned()])]
-    asked_twice(*engines, watch, "In which year was the Beta house sold to the town?")
+    engines = [RetrieverQueryEngine(merging, synthesizer, node_postprocessors=more) for more in ORDERS]
+    asked_twice(engines, watch, "In which year was the Beta house sold to the town?")
 
 
 def test_default_compaction_is_split_again(
@@ -203,16 +207,14 @@ def test_default_compaction_is_split_again(
 ) -> None:
     index = VectorStoreIndex(nodes(), embed_model=WordEmbedding())
     engine = index.as_query_engine(llm=llm, similarity_top_k=4)
-    dispatcher = get_dispatcher()
-    handlers = list(dispatcher.event_handlers)
-    dispatcher.add_event_handler(RegisterNodes(llm=llm))
+    handler = RegisterNodes(llm=llm).attach()
     try:
         with caplog.at_level(logging.WARNING, "hypic"):
             compact = engine.query("When was the company founded?")
             assert watch.outcomes == ["encoded"] * 4
             again = engine.query("When was the company founded?")
     finally:
-        dispatcher.event_handlers = handlers
+        handler.detach()
     assert watch.outcomes == ["hit"] * 4
     assert str(compact) == str(again)
     assert [r.getMessage().count("SegmentSynthesizer") for r in caplog.records if r.name == "hypic"] == [1]

@@ -47,11 +47,11 @@ class Answers:
         service.gate.enter(len(ask.prompts))
         self._service, self._ask = service, ask
         self._arrived = asyncio.Event()
-        self._events: deque[tuple[int, Completion] | ApiError] = deque()
+        self._events: deque[tuple[int, Completion] | BaseException] = deque()
         self._num_left = len(ask.prompts)
-        self._tasks = [asyncio.create_task(self._pump(index)) for index in range(len(ask.prompts))]
+        self._tasks = [asyncio.create_task(self._run(index)) for index in range(len(ask.prompts))]
         for task in self._tasks:
-            task.add_done_callback(lambda _: service.gate.leave())
+            task.add_done_callback(self._settle)
 
     @property
     def is_over(self) -> bool:
@@ -62,7 +62,7 @@ class Answers:
         """Whether there is something to ``take``, after at most ``timeout_s``.
 
         Raises:
-            ApiError: that is what there is.
+            ApiError: that is what there is. Errors that nobody foresaw come as they are.
         """
         if not self._events:
             self._arrived.clear()
@@ -72,14 +72,14 @@ class Answers:
             except TimeoutError:
                 return False
         first = self._events[0]
-        if isinstance(first, ApiError):
+        if isinstance(first, BaseException):
             raise first
         return True
 
     def take(self) -> tuple[int, Completion]:
         """The next piece, and the number of the answer that it belongs to. Only after ``wait``."""
         event = self._events.popleft()
-        assert not isinstance(event, ApiError), "wait has raised it"
+        assert not isinstance(event, BaseException), "wait has raised it"
         self._num_left -= event[1].finish_reason is not None
         return event
 
@@ -104,14 +104,6 @@ class Answers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._service.metrics.aborted.add(len(unfinished))
 
-    async def _pump(self, index: int) -> None:
-        try:
-            await self._run(index)
-        except HypicError as error:
-            failure = api_error(error, self._service.engine.max_context)
-            self._service.metrics.failed.add(1, failure.code or "")
-            self._put(failure)
-
     async def _run(self, index: int) -> None:
         ask = self._ask
         # An async generator, though the protocol promises an iterator only.
@@ -129,7 +121,17 @@ class Answers:
         if not is_whole:
             raise WorkerLost("the engine ended this answer without saying why; send it again.")
 
-    def _put(self, event: tuple[int, Completion] | ApiError) -> None:
+    def _settle(self, task: asyncio.Task[None]) -> None:
+        """One answer has ended; what ended it, if anything, is told after its last piece."""
+        self._service.gate.leave()
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, HypicError):
+            error = api_error(error, self._service.engine.max_context)
+        if error is not None:
+            self._service.metrics.failed.add(1, (error.code or "") if isinstance(error, ApiError) else "internal_error")
+            self._put(error)
+
+    def _put(self, event: tuple[int, Completion] | BaseException) -> None:
         self._events.append(event)
         self._arrived.set()
 

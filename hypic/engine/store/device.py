@@ -49,6 +49,10 @@ class DeviceStore:
         entry = self._pinned.get(key) or self._idle.get(key)
         return entry if entry is not None and entry.ids == ids else None
 
+    def find(self, key: bytes) -> CachedSegment | None:
+        """The entry of ``key``, whatever its tokens."""
+        return self._pinned.get(key) or self._idle.get(key)
+
     def count(self, hits: int, misses: int) -> None:
         """Take note of a request's look-ups, once it is admitted."""
         self._counts["hits"] += hits

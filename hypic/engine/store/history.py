@@ -27,6 +27,7 @@ class History:
         self.capacity = capacity
         self._texts: OrderedDict[bytes, tuple[Seen, ...]] = OrderedDict()
         self._names: OrderedDict[tuple[str | None, str], str] = OrderedDict()
+        self._entries: OrderedDict[tuple[str | None, str], bytes] = OrderedDict()
 
     def note(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> None:
         """A segment was encoded."""
@@ -39,6 +40,18 @@ class History:
         for table in (self._texts, self._names):
             while len(table) > self.capacity:
                 table.popitem(last=False)
+
+    def stored(self, name: str | None, source: str | None, key: bytes) -> None:
+        """A segment's entry is in the store."""
+        if name is not None:
+            self._entries.pop((source, name), None)
+            self._entries[source, name] = key
+            while len(self._entries) > self.capacity:
+                self._entries.popitem(last=False)
+
+    def previous(self, segment: Segment) -> bytes | None:
+        """The key that was stored last under a segment's name."""
+        return None if segment.name is None else self._entries.get((segment.source, segment.name))
 
     def reason(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> str:
         """Why ``key`` has no entry."""

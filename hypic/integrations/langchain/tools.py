@@ -52,7 +52,7 @@ class Wanted:
             NotImplementedError: something that would need constrained decoding.
             ModelInvalidRequestError: a tool that is none, or a ``tool_choice`` that names no tool.
         """
-        refuse_unsupported(options)
+        _refuse_unsupported(options)
         tools = tuple(_checked_tool(tool) for tool in options.get("tools") or ())
         choice = _choice(options.get("tool_choice"), [tool["function"]["name"] for tool in tools])
         return cls(
@@ -103,7 +103,7 @@ class Wanted:
         return f"Answer with one JSON object that fits this JSON schema, and nothing else:\n{schema}"
 
 
-def refuse_unsupported(options: Mapping[str, Any]) -> None:
+def _refuse_unsupported(options: Mapping[str, Any]) -> None:
     """Raises for what would need constrained decoding.
 
     Raises:

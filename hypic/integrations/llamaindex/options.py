@@ -15,7 +15,7 @@ from typing import Any, Self
 from llama_index.core.base.llms.types import LLMMetadata, MessageRole
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
 from hypic import checkpoints
 from hypic.errors import ConfigError
@@ -50,6 +50,10 @@ class EngineOptions(FunctionCallingLLM):
         repr=False,
         description="An engine to use as it is; otherwise one per model and settings is shared in this process.",
     )
+    base_url: str | None = Field(default=None, description="A running `hypic serve` in the place of an engine here.")
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False, description="The server's, if it asks.")
+    timeout: float = Field(default=60.0, description="Seconds that a server may be silent.")
+    max_retries: int = Field(default=2, description="How often a server that is full or away is asked again.")
     policy: Policy | None = Field(default=None, description="What may be reused; None leaves it to the engine.")
     namespace: str | None = Field(default=None, description="Segments and known texts are not shared across these.")
     split_flat: bool = Field(default=True, description="Find known segment texts again in flat text.")
@@ -73,6 +77,7 @@ class EngineOptions(FunctionCallingLLM):
     ignore_eos: bool | None = None
 
     _leases: dict[str, Lease] = PrivateAttr(default_factory=dict)
+    _remotes: dict[str, TextEngine] = PrivateAttr(default_factory=dict)
     _has_told: list[str] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="before")
@@ -87,14 +92,17 @@ class EngineOptions(FunctionCallingLLM):
     def _check_hypic_options(self) -> Self:
         if self.engine is not None and not isinstance(self.engine, TextEngine):
             raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
+        if self.base_url is not None and (self.engine is not None or self.settings):
+            raise ValueError("base_url names a server, which has an engine and settings of its own; leave yours out.")
         self._sampling({})
         return self
 
     @property
     def model_name(self) -> str:
-        """The model as reports name it: the engine's own name where an engine was given."""
-        name = self.model or checkpoints.BUNDLED
-        return name if self.engine is None else model_name_of(self.engine, name)
+        """The model as reports name it: the engine's own name once there is one."""
+        name = self.model or (checkpoints.BUNDLED if self.base_url is None else "hypic")
+        started = self._started()
+        return name if started is None else model_name_of(started, name)
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -122,12 +130,17 @@ class EngineOptions(FunctionCallingLLM):
         started = self._started()
         if started is not None:
             return started
+        if self.base_url is not None:
+            return self._remotes.setdefault(self._spec(), self._remote(self.base_url))
         return self._leases.setdefault(self._spec(), Lease(self.model, self.settings)).engine
 
     def close(self) -> None:
         """Gives this model's share of the engine back; the next call takes one anew. Copies share it."""
         while self._leases:
             self._leases.popitem()[1].close()
+        while self._remotes:
+            remote: Any = self._remotes.popitem()[1]
+            remote.close()
 
     def tokenizer_fn(self, text: str) -> list[int]:
         """Token ids of ``text`` by itself: ``Settings.tokenizer = llm.tokenizer_fn`` makes LlamaIndex count right."""
@@ -144,23 +157,37 @@ class EngineOptions(FunctionCallingLLM):
     def __getstate__(self) -> dict[str, Any]:
         # The base class deletes what cannot be pickled from the very object: let it have a copy.
         bare = self.model_copy(update={"engine": None, "model": self.model if self.engine is None else self.model_name})
-        bare._leases, bare._has_told = {}, []
+        bare._leases, bare._remotes, bare._has_told = {}, {}, []
         return super(EngineOptions, bare).__getstate__()
 
     def _spec(self) -> str:
-        return repr((self.model, sorted(self.settings.items())))
+        remote = (self.base_url, hash(self.api_key), self.namespace, self.timeout, self.max_retries)
+        return repr((self.model, sorted(self.settings.items()), remote if self.base_url is not None else None))
+
+    def _remote(self, base_url: str) -> TextEngine:
+        from hypic.integrations.remote import RemoteEngine
+
+        return RemoteEngine(
+            base_url,
+            api_key=None if self.api_key is None else self.api_key.get_secret_value(),
+            model=self.model,
+            namespace=self.namespace,
+            timeout_s=self.timeout,
+            max_retries=self.max_retries,
+        )
 
     def _started(self) -> TextEngine | None:
         if self.engine is not None:
             given: TextEngine = self.engine
             return given
         lease = self._leases.get(self._spec())
-        return None if lease is None else lease.engine
+        return self._remotes.get(self._spec()) if lease is None else lease.engine
 
     def _context_window(self) -> int:
         started = self._started()
         told = self.context_window or (None if started is None else max_context_of(started))
-        return told or self.settings.get("max_context") or _folder_context(self.model) or DEFAULT_CONTEXT_WINDOW
+        folder = None if self.base_url is not None else _folder_context(self.model)
+        return told or self.settings.get("max_context") or folder or DEFAULT_CONTEXT_WINDOW
 
     def _call(self, options: Mapping[str, Any], *, template: bool = True) -> Call:
         """One call with its keywords; ``template``: whether the prompt goes through the chat template.

@@ -68,7 +68,9 @@ class Answer:
         blocks: list[ContentBlock] = [ThinkingBlock(content=self._reasoning)] if self._reasoning else []
         if self._content or not self.calls:
             blocks.append(TextBlock(text=self._content))
-        return ChatMessage(role=MessageRole.ASSISTANT, blocks=[*blocks, *self.calls])
+        # LlamaIndex looks here to tell whether a streamed object comes as a tool call.
+        extra = {"tool_calls": [_as_openai(call) for call in self.calls]} if self.calls else {}
+        return ChatMessage(role=MessageRole.ASSISTANT, blocks=[*blocks, *self.calls], additional_kwargs=extra)
 
     def _finished(self, response: ChatResponse, last: Completion) -> ChatResponse:
         counts = {} if last.usage is None else token_counts(last.usage)
@@ -100,3 +102,6 @@ def as_completion(response: ChatResponse) -> CompletionResponse:
     )
 
 
+def _as_openai(call: ToolCallBlock) -> dict[str, Any]:
+    function = {"name": call.tool_name, "arguments": call.tool_kwargs}
+    return {"type": "function", "id": call.tool_call_id, "function": function}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
@@ -24,6 +24,7 @@ from llama_index.core.schema import (
     RelatedNodeInfo,
     TextNode,
 )
+from llama_index_instrumentation import get_dispatcher
 from pydantic import Field, field_validator
 
 from hypic.errors import ConfigError
@@ -102,9 +103,9 @@ def as_node(passage: Passage) -> TextNode:
 class RegisterNodes(BaseEventHandler):
     """Makes what any retriever returns known to an engine, for synthesizers that join nodes into one text.
 
-    ``get_dispatcher().add_event_handler(RegisterNodes(llm=llm))``, with ``get_dispatcher`` of
-    ``llama_index.core.instrumentation``. ``llm`` is a ``HypicLLM``; its engine starts with the first retrieval.
-    ``registry=`` takes a ``hypic.registry.Registry`` instead.
+    ``RegisterNodes(llm=llm).attach()`` listens to every retriever of this process; it may be added to one dispatcher
+    instead. ``llm`` is a ``HypicLLM``; its engine starts with the first retrieval. ``registry=`` takes a
+    ``hypic.registry.Registry`` instead.
     """
 
     llm: Any = Field(default=None, repr=False)
@@ -121,6 +122,16 @@ class RegisterNodes(BaseEventHandler):
     @classmethod
     def class_name(cls) -> str:
         return "RegisterNodes"
+
+    def attach(self) -> Self:
+        """Listens from now on, until ``detach``."""
+        get_dispatcher().add_event_handler(self)
+        return self
+
+    def detach(self) -> None:
+        """Listens no more."""
+        root = get_dispatcher()
+        root.event_handlers = [handler for handler in root.event_handlers if handler is not self]
 
     def handle(self, event: BaseEvent, **kwargs: Any) -> None:
         if not isinstance(event, RetrievalEndEvent):

@@ -59,13 +59,9 @@ class SegmentSynthesizer(BaseSynthesizer):
         prefix_messages: Sequence[ChatMessage] = (),
         rank_label: str | None = RANK_LABEL,
     ) -> None:
-        super().__init__(
-            llm=llm,
-            callback_manager=callback_manager,
-            streaming=streaming,
-            output_cls=output_cls,
-            empty_response=empty_response,
-        )
+        super().__init__(llm=llm, callback_manager=callback_manager, streaming=streaming, output_cls=output_cls)
+        # Early versions of LlamaIndex 0.14 take no such argument.
+        self._empty_response = empty_response or "Empty Response"
         self._text_qa_template = text_qa_template or DEFAULT_TEXT_QA_PROMPT_SEL
         self._prefix_messages = list(prefix_messages)
         self._rank_label = None if rank_label is None else re.compile(rank_label)

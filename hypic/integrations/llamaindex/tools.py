@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
 
 from hypic import tool_calls
 from hypic.errors import ConfigError, HypicError
@@ -107,4 +107,5 @@ def only_first_call(message: ChatMessage) -> ChatMessage:
     """The message without all calls but the first."""
     later = [block for block in message.blocks if isinstance(block, ToolCallBlock)][1:]
     blocks = [block for block in message.blocks if not any(block is call for call in later)]
-    return message.model_copy(update={"blocks": blocks or [TextBlock(text="")]}) if later else message
+    extra = {**message.additional_kwargs, "tool_calls": message.additional_kwargs.get("tool_calls", [])[:1]}
+    return message.model_copy(update={"blocks": blocks, "additional_kwargs": extra}) if later else message

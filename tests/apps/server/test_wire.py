@@ -1,0 +1,231 @@
+"""What stands on the wire, to the field: tool calls, reasoning, errors in streams, keep-alive; on a scripted engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from hypic.errors import HypicError, NonFiniteOutput, PromptTooLong, StoreFull, WorkerLost
+from hypic.types import Policy
+from hypic_apps.server.app import create_app
+from tests.apps.server.scripted import ScriptedTokenizer, ServedScript
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}  # fmt: skip
+CALL = """Let me see.
+<tool_call>
+<function=weather>
+<parameter=city>
+Köln
+</parameter>
+<parameter=days>
+2
+</parameter>
+</function>
+</tool_call>"""
+
+
+@contextmanager
+def serving(engine: ServedScript, **settings: Any) -> Iterator[TestClient]:
+    app = create_app(engine, model_name="m", **settings)
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
+        yield client
+
+
+def hello(**more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "Hello"}], **more}
+
+
+def events(client: TestClient, path: str, body: dict[str, Any]) -> list[Any]:
+    """The events of a stream: comments as text, the rest as JSON."""
+    response = client.post(path, json={**body, "stream": True})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-cache" and response.headers["x-accel-buffering"] == "no"
+    blocks = response.text.split("\n\n")
+    assert blocks.pop() == "", "the last event is complete"
+    return [b if not b.startswith("data: {") else json.loads(b.removeprefix("data: ")) for b in blocks]
+
+
+def deltas(found: list[Any]) -> list[Any]:
+    return [choice["delta"] for event in found if isinstance(event, dict) for choice in event["choices"]]
+
+
+# -- tools and reasoning ---------------------------------------------------------------------------------------------
+
+
+def test_tool_calls_are_read_out_of_the_text() -> None:
+    engine = ServedScript(answer=CALL)
+    with serving(engine) as client:
+        answer = client.post(CHAT, json=hello(tools=[TOOL])).json()
+        found = events(client, CHAT, hello(tools=[TOOL]))
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "Let me see."
+    assert call["type"] == "function" and call["id"].startswith("call_") and call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"]) == {"city": "Köln", "days": 2}
+    assert engine.last.tools == [TOOL]
+
+    opened, filled = (delta["tool_calls"][0] for delta in deltas(found) if "tool_calls" in delta)
+    assert opened["index"] == filled["index"] == 0 and opened["function"] == {"name": "weather", "arguments": ""}
+    assert opened["id"].startswith("call_") and opened["type"] == "function"
+    assert json.loads(filled["function"]["arguments"]) == {"city": "Köln", "days": 2}
+    assert "".join(delta.get("content") or "" for delta in deltas(found)) == "Let me see."
+    assert found[-2]["choices"][0]["finish_reason"] == "tool_calls" and found[-1] == "data: [DONE]"
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    with serving(ServedScript(answer=CALL)) as client:
+        for body in (hello(), hello(tools=[TOOL], tool_choice="none")):
+            choice = client.post(CHAT, json=body).json()["choices"][0]
+            assert choice["message"]["content"] == CALL and choice["finish_reason"] == "stop"
+
+
+def test_a_call_that_cannot_be_read_stays_text_with_a_note() -> None:
+    broken = '<tool_call>\n{"name": "weather", "arguments": {\n</tool_call>'
+    with serving(ServedScript(answer=broken)) as client:
+        answer = client.post(CHAT, json=hello(tools=[TOOL])).json()
+    assert answer["choices"][0]["message"]["content"] == broken
+    assert any("left as text" in note for note in answer["hypic"]["notes"])
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools"),
+    ],
+)
+def test_tool_options_that_cannot_be_kept(more: dict[str, Any], param: str) -> None:
+    with serving(ServedScript()) as client:
+        response = client.post(CHAT, json=hello(**{"tools": [TOOL], **more}))
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_a_template_without_tools_is_said() -> None:
+    with serving(ServedScript(tokenizer=ScriptedTokenizer(shows_tools=False))) as client:
+        response = client.post(CHAT, json=hello(tools=[TOOL]))
+    assert response.status_code == 400 and "shows no tools" in response.json()["error"]["message"]
+
+
+def test_tool_results_and_calls_reach_the_engine_as_templates_want_them() -> None:
+    engine = ServedScript()
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief.", "name": None},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "c1", "content": "Sun."},
+    ]
+    with serving(engine) as client:
+        assert client.post(CHAT, json={"messages": messages, "tools": [TOOL]}).status_code == 200
+    system, _, assistant, tool = engine.last.messages
+    assert system == {"role": "system", "content": "Be brief."}
+    assert assistant["tool_calls"][0]["function"]["arguments"] == {"city": "Bonn"}
+    assert set(assistant) == {"role", "tool_calls"} and tool["tool_call_id"] == "c1"
+
+
+@pytest.mark.parametrize(("end", "answer"), [("", "<think>\nHm.\n</think>\n\nYes."), ("<think>\n", "Hm.\n</think>\n\nYes.")])
+def test_reasoning_stands_apart(end: str, answer: str) -> None:
+    with serving(ServedScript(answer=answer, tokenizer=ScriptedTokenizer(end))) as client:
+        message = client.post(CHAT, json=hello()).json()["choices"][0]["message"]
+        found = deltas(events(client, CHAT, hello()))
+        raw = client.post(CHAT, json=hello(hypic={"parse": "none"})).json()["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm.")
+    assert "".join(d.get("reasoning_content", "") for d in found) == "Hm."
+    assert "".join(d.get("content", "") for d in found) == "Yes."
+    assert raw["content"] == answer
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_inside_a_stream_is_an_event() -> None:
+    with serving(ServedScript(fails_after=NonFiniteOutput("NaN."))) as client:
+        for path, body in ((CHAT, hello()), (TEXT, {"prompt": "x"})):
+            *_, last = events(client, path, body)
+            assert last == {"error": {"message": "NaN.", "type": "server_error", "param": None, "code": "non_finite_output"}}
+
+
+def test_silence_is_filled_with_comments() -> None:
+    with serving(ServedScript(answer="one two", wait_s=0.25), keep_alive_s=0.1) as client:
+        found = events(client, CHAT, hello())
+    assert found.count(": keep-alive") >= 4
+    assert "".join(d.get("content", "") for d in deltas([e for e in found if isinstance(e, dict)])) == "one two"
+
+
+def test_an_unforeseen_error_is_told_in_one_shape(caplog: pytest.LogCaptureFixture) -> None:
+    engine = ServedScript(error=ZeroDivisionError("oops"))
+    with serving(engine) as client:
+        response = client.post(CHAT, json=hello(), headers={"x-request-id": "mine"})
+    assert response.status_code == 500 and response.json()["error"]["code"] == "internal_error"
+    assert response.headers["x-request-id"] == "mine" and "oops" not in response.text and "mine" in caplog.text
+    assert engine.num_open == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (PromptTooLong("long"), 400, "invalid_request_error", "context_length_exceeded"),
+        (StoreFull("full"), 400, "invalid_request_error", "store_full"),
+        (WorkerLost("dead"), 503, "server_error", "worker_lost"),
+        (HypicError("odd"), 500, "server_error", "engine_error"),
+    ],
+)
+def test_errors_of_the_engine(error: HypicError, status: int, kind: str, code: str) -> None:
+    with serving(ServedScript(error=error)) as client:
+        for body in (hello(), hello(stream=True)):
+            response = client.post(CHAT, json=body)
+            told = response.json()["error"]
+            assert (response.status_code, told["type"], told["code"]) == (status, kind, code)
+            assert str(error) in told["message"]
+        assert f'hypic:requests_failed_total{{code="{code}"}} 2' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "expected"),
+    [
+        ("GET", "/v2", None, 404, "no such address"),
+        ("GET", CHAT, None, 405, "does not take that method"),
+        ("POST", CHAT, b"{", 400, "no JSON"),
+        ("POST", CHAT, b"[]", 400, "dictionary"),
+        ("POST", CHAT, b'{"messages": []}', 400, "messages"),
+        ("POST", CHAT, b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": "3"}', 400, "max_tokens"),
+        ("POST", TEXT, b'{"prompt": []}', 400, "empty list"),
+        ("POST", TEXT, b'{"prompt": [[1, 2]]}', 400, "prompt"),
+    ],
+)
+def test_requests_that_are_none(method: str, path: str, content: bytes | None, status: int, expected: str) -> None:
+    with serving(ServedScript()) as client:
+        response = client.request(method, path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == status and response.headers["x-request-id"].startswith("req_")
+    told = response.json()["error"]
+    assert expected in told["message"] and set(told) == {"message", "type", "param", "code"}
+    assert told["type"] == "invalid_request_error"
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_client_leaves_out_is_as_the_server_was_started() -> None:
+    engine = ServedScript()
+    with serving(engine) as client:
+        client.post(CHAT, json=hello())
+        assert engine.last.policy == Policy() and engine.last.sampling.max_tokens == engine.max_context
+        client.post(CHAT, json=hello(max_completion_tokens=7, max_tokens=9, hypic={"seam": 4, "reuse": "prefix"}))
+        assert engine.last.policy == Policy("prefix", 4) and engine.last.sampling.max_tokens == 7
+        client.post(CHAT, json=hello(stop="x", top_k=3, min_p=0.1, ignore_eos=True, seed=5, presence_penalty=1))
+        sampling = engine.last.sampling
+        assert (sampling.stop, sampling.top_k, sampling.min_p, sampling.ignore_eos) == (("x",), 3, 0.1, True)
+        client.post(TEXT, json={"prompt": "x"})
+        assert engine.last.sampling.max_tokens == 16
+        client.post(CHAT, json=hello(chat_template_kwargs={"enable_thinking": False}))
+        assert engine.last.chat_template_kwargs == {"enable_thinking": False}
