@@ -25,7 +25,7 @@ $(RUN_STAMP): | $(BIN)/python
 	rm -f $(VENV)/.run-* && touch $@
 
 $(TEST_STAMP): | $(BIN)/python
-	$(INSTALL) -e '.[dev,langchain,retriever,apps]'
+	$(INSTALL) -e '.[dev,all]'
 	rm -f $(VENV)/.run-* $(VENV)/.test-* && touch $(RUN_STAMP) $@
 
 demo: $(RUN_STAMP)

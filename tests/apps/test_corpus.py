@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from hypic_apps.corpus import FOLDER, Question, articles, company, questions
 
 

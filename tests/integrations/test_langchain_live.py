@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
+from langchain_core.tools import tool
 
-from hypic.integrations.langchain import ChatHypic, HypicLLM, create_segment_documents_chain
+from hypic.integrations.langchain import ChatHypic, HypicLLM, create_segment_documents_chain, segment
 from tests.checkpoints import qwen
 from tests.engine.tiny_tokenizers import save_bytelevel
 
@@ -89,6 +91,29 @@ def test_streams_batches_and_async_agree(chat: Any) -> None:
     answers = [chain.invoke(one) for one in inputs]
     assert chain.batch(inputs) == answers == asyncio.run(together())
     assert ["".join(chain.stream(one)) for one in inputs] == answers
+
+
+def test_documents_in_a_tool_s_result_are_reused(chat: Any) -> None:
+    """Tools stand in the prompt; what a tool found is one segment per document, wherever it comes back."""
+
+    @tool
+    def look_up(query: str) -> str:
+        """Finds passages."""
+        return query
+
+    def conversation(pages: list[str]) -> list[Any]:
+        asked = AIMessage("", tool_calls=[{"name": "look_up", "args": {"query": "x"}, "id": "c1"}])
+        found = ToolMessage([segment(page, name=page[:9]) for page in pages], tool_call_id="c1")
+        return [HumanMessage("Who?"), asked, found]
+
+    plain = chat.invoke(conversation(PAGES))
+    bound = chat.bind_tools([look_up])
+    cold, warm = bound.invoke(conversation(PAGES)), bound.invoke(conversation(PAGES[::-1]))
+    assert cold.usage_metadata["input_tokens"] > plain.usage_metadata["input_tokens"]
+    names = [page[:9] for page in PAGES]
+    assert outcomes(plain) == [(name, "encoded") for name in names]
+    assert outcomes(cold) == [(name, "hit") for name in names]
+    assert outcomes(warm) == [(name, "hit") for name in names[::-1]]
 
 
 def test_cancelling_and_breaking_off_leave_nothing_running(chat: Any) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import logging
+import pickle
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
@@ -307,6 +308,15 @@ def test_too_long_cancelling_and_breaking_off(llm: HypicLLM) -> None:
     stream.close()
     llm.complete("Who?")  # a whole request later, whatever was aborted is gone
     assert engine.stats()["requests"] == {"waiting": 0, "running": 0}
+
+
+def test_a_copy_by_pickle_shares_the_engine(llm: HypicLLM, caplog: pytest.LogCaptureFixture) -> None:
+    engine = llm.get_engine()
+    with caplog.at_level(logging.WARNING):
+        again = pickle.loads(pickle.dumps(llm))
+    assert not caplog.records and again.get_engine() is engine is llm.get_engine()
+    again.close()
+    assert llm.complete("Who?").text
 
 
 def test_metadata_and_tokens(folder: str, llm: HypicLLM) -> None:

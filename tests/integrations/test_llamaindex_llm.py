@@ -230,6 +230,42 @@ def test_breaking_off_frees_the_engine(llm: HypicLLM, engine: ScriptedEngine) ->
     run(break_off())
 
 
+class Holding(ScriptedEngine):
+    """Keeps its streams, so that only closing them ends them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: list[Any] = []
+
+    def stream(self, *args: Any, **options: Any) -> Any:
+        self.streams.append(super().stream(*args, **options))
+        return self.streams[-1]
+
+    def astream(self, *args: Any, **options: Any) -> Any:
+        self.streams.append(super().astream(*args, **options))
+        return self.streams[-1]
+
+
+def test_streams_are_closed_not_only_dropped() -> None:
+    engine = Holding()
+    llm = HypicLLM(engine=engine)
+    stream = llm.stream_chat(ASKED)
+    next(stream)
+    stream.close()
+    assert engine.num_closed == 1
+
+    async def break_off() -> None:
+        stream = await llm.astream_chat(ASKED)
+        await anext(stream)
+        await stream.aclose()
+        del stream
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert engine.num_closed == 2
+
+    run(break_off())
+
+
 def test_cancelling_frees_the_engine(llm: HypicLLM, engine: ScriptedEngine) -> None:
     engine.wait_s = 30.0
 

@@ -129,6 +129,8 @@ def test_flat_text_is_cut_without_loss() -> None:
     request = asked(user(text), known=PAGES)
     assert bodies(request.prompt) == PAGES and said(request.prompt) == [("user", text)]
     assert [found.start for found in request.found] == [6, 6 + len(PAGES[0]) + 2]
+    close = asked(user(f"({PAGES[0]})When?"), known=PAGES)
+    assert bodies(close.prompt) == PAGES[:1] and said(close.prompt) == [("user", f"({PAGES[0]})When?")]
     # The model's own words are never cut.
     assert not asked(user("x"), ChatMessage(role="assistant", content=PAGES[0]), known=PAGES).found
 

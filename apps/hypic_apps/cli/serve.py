@@ -27,10 +27,10 @@ hypic serve path/to/checkpoint --port 9000
 hypic serve path/to/checkpoint --host 0.0.0.0 --api-key @keys.txt
 curl http://127.0.0.1:8000/v1/models
 """
-DETAILS = """Content parts of messages are segments: what is computed for one is used again,
-wherever it stands. Clients on this machine need no key; a server that others can
-reach needs one, or --no-auth. A key that begins with @ names a file of keys, one
-a line, which keeps them out of the list of processes."""
+DETAILS = """Content parts of messages are segments: what is computed for one is used
+again, wherever it stands. Clients on this machine need no key; a server that
+others can reach needs one, or --no-auth. A key that begins with @ names a file
+of keys, one a line, which keeps them out of the list of processes."""
 LONGEST_STOP_S = 30
 
 

@@ -1,4 +1,4 @@
-"""``python -m hypic_apps.train data | tokenizer | probe | fit``: see ``README.md`` in this folder."""
+"""``python -m hypic_apps.train data | tokenizer | probe | fit | exam``: see ``README.md`` in this folder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
 
-from hypic_apps.train import corpus, exam, schema, texts, vocabulary
+from hypic_apps.train import corpus, exam, schema, scores, smoke, texts, vocabulary
 from hypic_apps.train.demo import demo_items
-from hypic_apps.train.export import export
+from hypic_apps.train.export import export, tensors_of
 from hypic_apps.train.fit import Log, Progress, Settings, Training
 from hypic_apps.train.loader import Sources
 from hypic_apps.train.model import Shape
@@ -27,7 +25,7 @@ DATA = Path(".data")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     options = _parser().parse_args(arguments)
-    commands = {"data": _data, "tokenizer": _tokenizer, "probe": _probe, "fit": _fit}
+    commands = {"data": _data, "tokenizer": _tokenizer, "probe": _probe, "fit": _fit, "exam": _exam}
     commands[options.command](options)
     return 0
 
@@ -51,9 +49,22 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--state", type=Path, default=DATA / "state", help="folder of the state between calls")
         command.add_argument("--start", type=Path, help="an exported folder to go on from if there is no state")
         command.add_argument("--exam-items", type=int, default=128)
-        command.add_argument("--no-tokenizer", action="store_true", help="leave the tokenizer's files out of the export")
+        command.add_argument(
+            "--no-tokenizer", action="store_true", help="leave the tokenizer's files out of the export"
+        )
         command.add_argument("--length", type=int, default=2048, help="row length of the probe")
+    _add_exam(commands.add_parser("exam", help="one-hop questions at an exported model; prints JSON"))
     return parser
+
+
+def _add_exam(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", type=Path, required=True, help="an exported folder with its tokenizer")
+    command.add_argument("--items", type=int, default=500, help="questions under full recompute")
+    command.add_argument("--reuse-items", type=int, default=200, help="of these, asked with and without segments too")
+    command.add_argument("--passages", type=int, default=16)
+    command.add_argument("--seed", type=int, default=scores.SEED, help="0 has the items that training graded")
+    command.add_argument("--threads", type=int, default=2)
+    command.add_argument("--smoke", type=Path, help="only write the items, without real text, to this .json.xz file")
 
 
 def _data(options: argparse.Namespace) -> None:
@@ -93,7 +104,9 @@ def _probe(options: argparse.Namespace) -> None:
 
 def _fit(options: argparse.Namespace) -> None:
     device, log = _device(), _log(options)
-    sources = Sources(options.data / "corpus.tar.xz", options.data / "tokenizer" / "tokenizer.json", options.batch_tokens)
+    sources = Sources(
+        options.data / "corpus.tar.xz", options.data / "tokenizer" / "tokenizer.json", options.batch_tokens
+    )
     training = Training(Shape(), _settings(options), device, options.state)
     resumed = training.resume() or _started(training, options.start)
     log(event="start", resumed=resumed, **vars(training.progress))
@@ -108,14 +121,26 @@ def _fit(options: argparse.Namespace) -> None:
     log(event="end", **report)
 
 
+def _exam(options: argparse.Namespace) -> None:
+    torch.set_num_threads(options.threads)
+    encoder = Encoder(Tokenizer.from_file(str(options.model / "tokenizer.json")))
+    papers = exam.Papers(corpus.Corpus.load(options.data / "corpus.tar.xz"), schema.load(), encoder)
+    maker = papers.worlds(options.passages, "test", "1hop", plain=options.smoke is not None)
+    items = papers.items(maker, options.items, options.seed)
+    if options.smoke is not None:
+        smoke.write(items, options.smoke)
+        return
+    found = {"passages": options.passages, "seed": options.seed, **scores.one_hop(options.model, papers, items)}
+    if options.reuse_items:
+        found["reuse"] = scores.reuse(options.model, items[: options.reuse_items], options.threads)
+    print(json.dumps(found, indent=2))
+
+
 def _started(training: Training, folder: Path | None) -> bool:
     if folder is None:
         return False
-    tensors: dict[str, Tensor] = {}
-    for shard in sorted(folder.glob("*.safetensors")):
-        tensors |= load_file(shard)
     report = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    training.start_from(tensors, Progress(**{name: report[name] for name in vars(Progress())}))
+    training.start_from(tensors_of(folder), Progress(**{name: report[name] for name in vars(Progress())}))
     return True
 
 

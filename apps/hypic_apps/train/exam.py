@@ -24,8 +24,18 @@ from hypic_apps.train.rows import padded
 from hypic_apps.train.schema import Schema, Split
 from hypic_apps.train.world import World, updates
 
+ITEMS_SEED = 1_000_003
 ONLY_ANSWERS = Weights(passage=0.0, question=0.0, answer=1.0)
 Maker = Callable[[Random], tuple[list[Passage], list[Ask]]]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question about passages and the one right answer."""
+
+    passages: tuple[str, ...]
+    question: str
+    answer: str
 
 
 @dataclass(frozen=True)
@@ -59,12 +69,16 @@ class Papers:
         }
         return {name: self.paper(maker, num_items, seed) for seed, (name, maker) in enumerate(makers.items())}
 
-    def worlds(self, number: int, split: Split, kind: str, *, held_out: bool = False) -> Maker:
-        """Invented passages of the names never trained on, asked for one kind of question."""
+    def worlds(self, number: int, split: Split, kind: str, *, held_out: bool = False, plain: bool = False) -> Maker:
+        """Invented passages of the names never trained on, asked for one kind of question.
+
+        ``plain`` passages have no sentences of real text between the invented ones.
+        """
+        filler = () if plain else self.library.sentences
         new = {x.key for relations in self.schema.values() for x in relations if x.held_out}
 
         def make(r: Random) -> tuple[list[Passage], list[Ask]]:
-            world = World(self.names, self.schema, split, r, self.library.sentences, held_out)
+            world = World(self.names, self.schema, split, r, filler, held_out)
             passages = world.passages(number, 5)
             asks = [a for p in passages for a in p.asks] if kind == "1hop" else world.extra_asks()
             if held_out:
@@ -95,17 +109,24 @@ class Papers:
 
     def paper(self, maker: Maker, num_items: int, seed: int) -> Paper:
         """``num_items`` items of a maker, padded to the longest."""
-        rows = [next(self._items(maker, Random(seed * 1_000_003 + i))) for i in range(num_items)]
-        return paper_of(rows)
+        return paper_of([self.row_of(item) for item in self.items(maker, num_items, seed)])
 
-    def _items(self, maker: Maker, r: Random) -> Iterator[Row]:
+    def items(self, maker: Maker, num_items: int, seed: int) -> list[Item]:
+        """``num_items`` items of a maker; item ``i`` depends on the maker, the seed and ``i`` alone."""
+        return [next(self._drawn(maker, Random(seed * ITEMS_SEED + i))) for i in range(num_items)]
+
+    def _drawn(self, maker: Maker, r: Random) -> Iterator[Item]:
         while True:
             passages, asks = maker(r)
             if not asks:
                 continue
             r.shuffle(passages) if asks[0].kind != "update" else None
             chosen = r.choice(asks)
-            yield self.row([p.text for p in passages], chosen.question, chosen.answer)
+            yield Item(tuple(p.text for p in passages), chosen.question, chosen.answer)
+
+    def row_of(self, item: Item) -> Row:
+        """An item as the engine would render it."""
+        return self.row(item.passages, item.question, item.answer)
 
     def row(self, passages: Sequence[str], question: str, answer: str) -> Row:
         """One question as the engine would render it."""
@@ -126,7 +147,10 @@ def right(model: Trainee, paper: Paper, device: torch.device, num_rows: int = 16
     """Per item, whether the whole answer is right: ``[n]`` booleans on the CPU."""
     out = []
     for start in range(0, len(paper.ids), num_rows):
-        ids, weights = paper.ids[start : start + num_rows].to(device), paper.weights[start : start + num_rows].to(device)
+        ids, weights = (
+            paper.ids[start : start + num_rows].to(device),
+            paper.weights[start : start + num_rows].to(device),
+        )
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             best = model.logits(ids)[:, :-1].argmax(-1)
         out.append(((best == ids[:, 1:]) | (weights[:, 1:] == 0)).all(1).cpu())

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hypic_apps.train.model import Trainee
+from hypic_apps.train.model import Shape, Trainee
 
 SHARD_BYTES = 16_000_000
 BUDGET_BYTES = 24_000_000
@@ -26,7 +26,9 @@ def export(model: Trainee, tokenizer: Path | None, folder: Path, dtype: torch.dt
     tensors = {name: tensor.to("cpu", dtype).contiguous() for name, tensor in model.checkpoint().items()}
     size = sum(tensor.nbytes for tensor in tensors.values())
     if dtype == torch.bfloat16 and size > BUDGET_BYTES:
-        raise ValueError(f"the weights take {size} bytes and at most {BUDGET_BYTES} are bundled; choose a smaller shape.")
+        raise ValueError(
+            f"the weights take {size} bytes and at most {BUDGET_BYTES} are bundled; choose a smaller shape."
+        )
     _write_shards(tensors, size, folder)
     config = model.shape.config() | {"dtype": str(dtype).removeprefix("torch.")}
     _write_json(folder / "config.json", config)
@@ -35,6 +37,26 @@ def export(model: Trainee, tokenizer: Path | None, folder: Path, dtype: torch.dt
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copyfile(tokenizer / name, folder / name)
     return size
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """The tensors of an exported folder, by their names in it."""
+    tensors: dict[str, Tensor] = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(shard)
+    return tensors
+
+
+def load(folder: Path) -> Trainee:
+    """An exported model, its weights in float32.
+
+    Raises:
+        FileNotFoundError: the folder holds no ``config.json``.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    model = Trainee(Shape.of_config(config))
+    model.restore(tensors_of(folder))
+    return model
 
 
 def _write_shards(tensors: dict[str, Tensor], size: int, folder: Path) -> None:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from hypic_apps.train.exam import Paper, grades
+from hypic_apps.train.initial import initialise
 from hypic_apps.train.loader import Loader, Sources
-from hypic_apps.train.model import Shape, Trainee, initialise
+from hypic_apps.train.model import Shape, Trainee
 from hypic_apps.train.rows import Stage, stage_at
 
 
@@ -131,7 +132,7 @@ class Step:
 
     def _warm_or_capture(self) -> None:
         if self.num_plain < 3:
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 self._plain()
@@ -296,5 +297,3 @@ def measure(run: Callable[[], None], device: torch.device, repeats: int = 10) ->
     if device.type == "cuda":
         torch.cuda.synchronize()
     return (time.perf_counter() - began) / repeats
-
-

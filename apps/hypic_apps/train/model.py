@@ -6,7 +6,6 @@ the engine's. Parameters bear the checkpoint's names, so the state dict is what 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -53,9 +52,13 @@ class Shape:
     def layer_types(self) -> list[str]:
         """Per layer, ``linear_attention`` or ``full_attention``."""
         every = self.full_attention_interval
-        return [
-            "full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(self.num_hidden_layers)
-        ]
+        return ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(self.num_hidden_layers)]
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any]) -> Shape:
+        """The shape that a ``config.json`` describes."""
+        known = {**config, "rope_theta": config["rope_parameters"]["rope_theta"]}
+        return cls(**{field.name: known[field.name] for field in fields(cls)})
 
     def config(self) -> dict[str, Any]:
         """The content of ``config.json``."""
@@ -127,7 +130,8 @@ class LinearBlock(nn.Module):
             read = (query @ states + offset).transpose(1, 2).flatten(0, 1)
         empty = z.new_empty(0)
         hidden = hidden + mixer.output(read, Projected(empty, z, empty, empty))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
 
     def forward(self, hidden: Tensor, grid: Grid) -> Tensor:
         """``hidden [N, hidden]`` -> the same."""
@@ -165,7 +169,7 @@ def carried(maps: Affine, rows: int) -> Tensor:
 
 def by_step(chunks: Tensor, rows: int) -> Tensor:
     """``[rows * steps, ...]`` to ``[steps, rows, ...]``, contiguous."""
-    return chunks.unflatten(0, (rows, -1)).transpose(0, 1).contiguous()
+    return chunks.reshape(rows, -1, *chunks.shape[1:]).transpose(0, 1).contiguous()
 
 
 class AttentionBlock(nn.Module):
@@ -192,12 +196,13 @@ class AttentionBlock(nn.Module):
     def after(self, hidden: Tensor, mixed: Tensor, gate: Tensor) -> Tensor:
         """The layer's output, given ``mixed [N, H, D]``."""
         hidden = hidden + self.self_attn.output(mixed, gate)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
 
     def forward(self, hidden: Tensor, grid: Grid) -> Tensor:
         """``hidden [N, hidden]`` -> the same."""
         q, k, v, gate = self.before(hidden, grid.angles.cos, grid.angles.sin)
-        q, k, v = (x.unflatten(0, (grid.rows, grid.length)).transpose(1, 2) for x in (q, k, v))
+        q, k, v = (x.reshape(grid.rows, grid.length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
         grouped = q.shape[1] != k.shape[1]
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return self.after(hidden, mixed.transpose(1, 2).flatten(0, 1), gate)
@@ -224,7 +229,8 @@ class Trainee(nn.Module):
 
     def hidden(self, ids: Tensor) -> Tensor:
         """``ids [B, T]`` -> ``[B T, hidden]``, normed."""
-        grid = self.grid(*ids.shape, ids.device)
+        rows, length = ids.shape
+        grid = self.grid(rows, length, ids.device)
         # index_select, because its gradient can be captured in a CUDA graph
         hidden = self.embed_tokens.weight.index_select(0, ids.flatten())
         for layer in self.layers:
@@ -234,7 +240,7 @@ class Trainee(nn.Module):
 
     def logits(self, ids: Tensor) -> Tensor:
         """``[B, T, vocab]``."""
-        return F.linear(self.hidden(ids), self.embed_tokens.weight).unflatten(0, ids.shape)
+        return F.linear(self.hidden(ids), self.embed_tokens.weight).reshape(*ids.shape, -1)
 
     def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
         """Weighted mean of the next token's cross entropy; ``weights[b, t]`` is that of token ``t``."""
@@ -253,10 +259,11 @@ class Trainee(nn.Module):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles what works on flat tokens; its shapes are the same for all row lengths of one batch size."""
         for kind in (LinearBlock, AttentionBlock):
-            before, after = (torch.compile(f, dynamic=False, fullgraph=True) for f in (kind.before, kind.after))
-            for layer in self.layers:
-                if isinstance(layer, kind):
-                    layer.before, layer.after = partial(before, layer), partial(after, layer)
+            for name in ("before", "after"):
+                compiled = torch.compile(getattr(kind, name), dynamic=False, fullgraph=True)
+                for layer in self.layers:
+                    if isinstance(layer, kind):
+                        setattr(layer, name, partial(compiled, layer))
         self.score = torch.compile(self.score, dynamic=False)  # type: ignore[method-assign]
 
     def checkpoint(self) -> dict[str, Tensor]:
@@ -275,34 +282,3 @@ class Trainee(nn.Module):
 def checkpoint_name(name: str) -> str:
     """The checkpoint's name of one of our parameters."""
     return "model." + name
-
-
-def initialise(model: Trainee, seed: int) -> None:
-    """Normal weights, smaller where residuals add up; decays whose half-lives run evenly from 16 to 16k tokens."""
-    torch.manual_seed(seed)
-    scale = 0.02 * (768 / model.shape.hidden_size) ** 0.5
-    depth = (2 * model.shape.num_hidden_layers) ** -0.5
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=scale * (depth if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")) else 1.0))
-        elif name.endswith("conv1d.weight"):
-            _near_identity(parameter)
-    linear = [m for m in model.modules() if isinstance(m, GatedDeltaNet)]
-    for number, mixer in enumerate(linear):
-        _spread_decays(mixer, number / max(1, len(linear)))
-
-
-def _near_identity(weight: nn.Parameter) -> None:
-    with torch.no_grad():
-        weight.normal_(std=0.15)
-        weight[..., -1] += 0.5
-
-
-def _spread_decays(mixer: GatedDeltaNet, offset: float) -> None:
-    heads = mixer.shape.num_v_heads
-    places = (torch.arange(heads) + offset) / heads
-    half_life = 16.0 * 1024.0**places
-    wanted = math.log(2.0) / half_life
-    with torch.no_grad():
-        mixer.dt_bias.copy_(torch.log(torch.expm1(wanted)))
-        mixer.A_log.zero_()

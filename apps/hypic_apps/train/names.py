@@ -14,22 +14,56 @@ from random import Random
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.schema import Relation, Split
 
-ONSETS = "Vel Mar Tor Kel Ost Bran Lun Sar Quil Dor Fen Hal Ir Jas Nor Pel Rav Sel Ul Wes Zan Cal Ard Gol Thr El Bex Dun Har Kor Lin Mor Pra Ros Sten Tal Ver Wil Yar Zel".split()  # noqa: E501
+ONSETS = (
+    "Vel Mar Tor Kel Ost Bran Lun Sar Quil Dor Fen Hal Ir Jas Nor Pel Rav Sel Ul Wes Zan Cal Ard Gol Thr El "
+    "Bex Dun Har Kor Lin Mor Pra Ros Sten Tal Ver Wil Yar Zel"
+).split()
 MIDDLES = ["", *"a o i e an or ir en ul av ost eth ari ell umb ov is and erm ach".split()]
 ENDINGS = "ia mark stan land ora heim wick dor is una ford ga vale mere ton by burg ano esh ix um elle".split()
-ADJECTIVES = "Silent Blue Crimson Last Hidden Golden Northern Broken Distant Paper Iron Winter Hollow Bright Seventh Quiet Burning Salt Green Lost Copper Amber Frozen Velvet Second Wild Secret Early Long Empty".split()  # noqa: E501
-NOUNS = "Harbor Garden River Lantern Orchard Mirror Bridge Compass Meadow Signal Castle Tide Archive Horizon Bell Feather Station Island Letter Mountain Window Forest Anchor Beacon Summit Valley Falcon Needle Ladder Stone".split()  # noqa: E501
-FIRMS = "Group Works Labs Industries Partners Systems Foods Lines Tools Logistics Energy Media Textiles Instruments Bank Robotics Ltd Brothers Trading Studios".split()  # noqa: E501
-THINGS = "lamp kettle drill speaker camera router scanner heater fan tractor tent watch bicycle radio pump keyboard monitor printer sensor charger helmet stove saw freezer".split()  # noqa: E501
-BEASTS = "marmot shrew finch otter gecko heron vole toad moth badger crane newt lemur hare wren turtle ibex thrush carp fox bat owl".split()  # noqa: E501
-MARKS = "grey-tailed long-eared red-footed spotted striped crested dwarf giant pale black-necked golden short-winged ringed horned blue-throated silver".split()  # noqa: E501
+ADJECTIVES = (
+    "Silent Blue Crimson Last Hidden Golden Northern Broken Distant Paper Iron Winter Hollow Bright Seventh "
+    "Quiet Burning Salt Green Lost Copper Amber Frozen Velvet Second Wild Secret Early Long Empty"
+).split()
+NOUNS = (
+    "Harbor Garden River Lantern Orchard Mirror Bridge Compass Meadow Signal Castle Tide Archive Horizon "
+    "Bell Feather Station Island Letter Mountain Window Forest Anchor Beacon Summit Valley Falcon Needle "
+    "Ladder Stone"
+).split()
+FIRMS = (
+    "Group Works Labs Industries Partners Systems Foods Lines Tools Logistics Energy Media Textiles "
+    "Instruments Bank Robotics Ltd Brothers Trading Studios"
+).split()
+THINGS = (
+    "lamp kettle drill speaker camera router scanner heater fan tractor tent watch bicycle radio pump "
+    "keyboard monitor printer sensor charger helmet stove saw freezer"
+).split()
+BEASTS = (
+    "marmot shrew finch otter gecko heron vole toad moth badger crane newt lemur hare wren turtle ibex "
+    "thrush carp fox bat owl"
+).split()
+MARKS = (
+    "grey-tailed long-eared red-footed spotted striped crested dwarf giant pale black-necked golden "
+    "short-winged ringed horned blue-throated silver"
+).split()
 MONTHS = "January February March April May June July August September October November December".split()
 COLOURS = "black white grey dark green navy blue red sand orange silver yellow brown turquoise cream purple".replace(
     "dark green", "dark-green"
 ).split()
-VERBS = "revise check send order prepare collect translate repair print review update compare test clean replace book".split()  # noqa: E501
-JOBS = "the budget draft|the safety checklist|the supplier list|the price list|the training plan|the fire doors|the invoices|the customer survey|the floor plan|the holiday calendar|the spare parts|the contract with the caterer|the press release|the user manual|the meeting rooms|the delivery notes|the tender documents|the coffee machine|the staff handbook|the website texts|the photo archive|the shift plan|the sample boxes|the name badges|the quarterly figures|the parking permits|the backup tapes|the warehouse lights".split("|")  # noqa: E501
-TOPICS = "budget safety planning sales design staff project board quality marketing purchasing steering kickoff editorial".split()  # noqa: E501
+VERBS = (
+    "revise check send order prepare collect translate repair print review update compare test clean replace book"
+).split()
+JOBS = (
+    "the budget draft|the safety checklist|the supplier list|the price list|the training plan|the fire doors|"
+    "the invoices|the customer survey|the floor plan|the holiday calendar|the spare parts|"
+    "the contract with the caterer|the press release|the user manual|the meeting rooms|the delivery notes|"
+    "the tender documents|the coffee machine|the staff handbook|the website texts|the photo archive|"
+    "the shift plan|the sample boxes|the name badges|the quarterly figures|the parking permits|"
+    "the backup tapes|the warehouse lights"
+).split("|")
+TOPICS = (
+    "budget safety planning sales design staff project board quality marketing purchasing steering kickoff editorial"
+).split()
+CLUBS = ("Rovers", "United", "Wanderers", "Athletic", "Falcons")
 COUNTS = "two three four five six eight nine ten twelve".split()
 
 
@@ -81,7 +115,9 @@ def _money(n: Names, r: Random) -> str:
     unit = r.choice(["$", "€", "£"])
     if r.random() < 0.5:
         return f"{unit}{_number(r, 5, 900)},000"
-    return f"{r.randint(1, 99)}{r.choice(['', f'.{r.randint(1, 9)}'])} million {r.choice(['euros', 'dollars', 'pounds'])}"
+    return (
+        f"{r.randint(1, 99)}{r.choice(['', f'.{r.randint(1, 9)}'])} million {r.choice(['euros', 'dollars', 'pounds'])}"
+    )
 
 
 def _price(n: Names, r: Random) -> str:
@@ -104,12 +140,26 @@ def _clock(n: Names, r: Random) -> str:
 def _hours(n: Names, r: Random) -> str:
     opening, closing = r.randint(7, 11), r.randint(4, 9)
     days = r.choice(["", "daily ", "Tuesday to Sunday ", "on weekdays ", "on Saturdays ", "every day "])
-    return f"{days}from {opening} a.m. to {closing} p.m." if r.random() < 0.7 else f"{days}from {opening} to {closing + 12}"
+    return (
+        f"{days}from {opening} a.m. to {closing} p.m."
+        if r.random() < 0.7
+        else f"{days}from {opening} to {closing + 12}"
+    )
 
 
 def _room(n: Names, r: Random) -> str:
-    plain = [f"Room {r.randint(1, 9)}.{r.randint(10, 30)}", f"Room {r.randint(100, 499)}", f"conference room {r.choice('ABCDEF')}"]
-    named = [f"the {r.choice(ADJECTIVES)} Room", f"the {r.choice(n.towns)} Room", "the canteen", "the library", "the lobby"]
+    plain = [
+        f"Room {r.randint(1, 9)}.{r.randint(10, 30)}",
+        f"Room {r.randint(100, 499)}",
+        f"conference room {r.choice('ABCDEF')}",
+    ]
+    named = [
+        f"the {r.choice(ADJECTIVES)} Room",
+        f"the {r.choice(n.towns)} Room",
+        "the canteen",
+        "the library",
+        "the lobby",
+    ]
     return r.choice(plain + named)
 
 
@@ -139,7 +189,13 @@ def _date(n: Names, r: Random) -> str:
 
 def _product(n: Names, r: Random) -> str:
     word = r.choice(n.coined)
-    tail = [f" {r.randint(1, 9)}", f" {r.choice('XSRTMQ')}{r.randint(1, 90)}", f" {r.choice(THINGS)}", f" {r.randint(1, 9) * 100}", ""]
+    tail = [
+        f" {r.randint(1, 9)}",
+        f" {r.choice('XSRTMQ')}{r.randint(1, 90)}",
+        f" {r.choice(THINGS)}",
+        f" {r.randint(1, 9) * 100}",
+        "",
+    ]
     return word + r.choice(tail)
 
 
@@ -151,12 +207,23 @@ def _meeting(n: Names, r: Random) -> str:
 
 def _title(n: Names, r: Random) -> str:
     plain = f"The {r.choice(ADJECTIVES)} {r.choice(NOUNS)}"
-    more = [f"{r.choice(NOUNS)} of {r.choice(n.coined)}", f"A {r.choice(NOUNS)} in {r.choice(n.towns)}", f"{r.choice(n.first)}'s {r.choice(NOUNS)}"]
+    more = [
+        f"{r.choice(NOUNS)} of {r.choice(n.coined)}",
+        f"A {r.choice(NOUNS)} in {r.choice(n.towns)}",
+        f"{r.choice(n.first)}'s {r.choice(NOUNS)}",
+    ]
     return plain if r.random() < 0.4 else r.choice(more)
 
 
 def _weight(n: Names, r: Random) -> str:
-    return r.choice([f"{r.randint(1, 40)}.{r.randint(1, 9)} kg", f"{r.randint(2, 95)} kg", f"{r.randint(20, 950)} grams", f"{r.randint(20, 950)} g"])
+    return r.choice(
+        [
+            f"{r.randint(1, 40)}.{r.randint(1, 9)} kg",
+            f"{r.randint(2, 95)} kg",
+            f"{r.randint(20, 950)} grams",
+            f"{r.randint(20, 950)} g",
+        ]
+    )
 
 
 def _place(n: Names, r: Random) -> str:
@@ -170,18 +237,30 @@ MAKERS: dict[str, Callable[[Names, Random], str]] = {
     "city": _place,
     "country": lambda n, r: r.choice(n.coined),
     "river": lambda n, r: r.choice(n.coined),
-    "museum": lambda n, r: f"the {_place(n, r)} {r.choice(['Museum', 'Gallery', 'Theatre', 'Library', 'Tower', 'Palace'])}",
+    "museum": lambda n, r: (
+        f"the {_place(n, r)} {r.choice(['Museum', 'Gallery', 'Theatre', 'Library', 'Tower', 'Palace'])}"
+    ),
     "mountain": lambda n, r: f"{r.choice(n.coined)} {r.choice(['Mountains', 'Hills', 'Alps', 'Range'])}",
     "book": _title,
     "film": _title,
     "festival": lambda n, r: f"the {_place(n, r)} {r.choice(['Festival', 'Fair', 'Carnival', 'Regatta', 'Book Week'])}",
-    "animal": lambda n, r: f"{r.choice(MARKS)} {r.choice(n.coined).lower() + ' ' if r.random() < 0.6 else ''}{r.choice(BEASTS)}",
-    "club": lambda n, r: f"{r.choice(['FC ', 'SC ', ''])}{_place(n, r)} {r.choice(['Rovers', 'United', 'Wanderers', 'Athletic', 'Falcons'])}",
-    "project": lambda n, r: r.choice([f"Project {r.choice(n.coined)}", f"Project {r.choice(NOUNS)}", f"the {r.choice(ADJECTIVES)} {r.choice(NOUNS)} project"]),
+    "animal": lambda n, r: (
+        f"{r.choice(MARKS)} {r.choice(n.coined).lower() + ' ' if r.random() < 0.6 else ''}{r.choice(BEASTS)}"
+    ),
+    "club": lambda n, r: f"{r.choice(['FC ', 'SC ', ''])}{_place(n, r)} {r.choice(CLUBS)}",
+    "project": lambda n, r: r.choice(
+        [
+            f"Project {r.choice(n.coined)}",
+            f"Project {r.choice(NOUNS)}",
+            f"the {r.choice(ADJECTIVES)} {r.choice(NOUNS)} project",
+        ]
+    ),
     "product": _product,
     "meeting": _meeting,
     "task": lambda n, r: f"{r.choice(VERBS)} {r.choice(JOBS)}",
-    "college": lambda n, r: r.choice([f"the University of {_place(n, r)}", f"{_place(n, r)} College", f"{_place(n, r)} University"]),
+    "college": lambda n, r: r.choice(
+        [f"the University of {_place(n, r)}", f"{_place(n, r)} College", f"{_place(n, r)} University"]
+    ),
     "stadium": lambda n, r: f"{_place(n, r)} {r.choice(['Park', 'Arena', 'Stadium', 'Field'])}",
     "prize": lambda n, r: f"{n.surname(r)} {r.choice(['Prize', 'Medal', 'Award', 'Cross'])}",
     "language": lambda n, r: f"{r.choice(n.coined)}{r.choice(['ese', 'ish', 'ic'])}",

@@ -14,19 +14,23 @@ from hypic_apps.train.corpus import Article, Corpus, Country, Gloss
 from hypic_apps.train.passages import Ask, Passage
 
 NAME = r"((?:[A-Z][\w'’\-]+|[A-Z]\.)(?: (?:[A-Z][\w'’\-]+|[A-Z]\.|de|von|van|der|la|of|the|[IVX]+))*(?<=\w))"
-CLAUSE_END = re.compile(r"(,(?!\d)| that | which | who | whose | where | when | while |; | and (?:is|was|are|has)\b| – | — |\. |\.$)")
+CLAUSE_END = re.compile(
+    r"(,(?!\d)| that | which | who | whose | where | when | while |; | and (?:is|was|are|has)\b| – | — |\. |\.$)"
+)
 LIVED = re.compile(r"\((?:c\. )?(\d{3,4})[–-](\d{3,4})\)")
 BORN = re.compile(r"\(born (\d{4})\)")
 TITLE = r"(?:the )?(?:[A-Z][\w\-]+ (?:[A-Z][\w\-]+ )?(?:(?!and )[a-z\-]+ ){1,3})?"
 BY_VERB = {
-    "directed|film": "directed", "written|novel|play|poem|book|story|essay": "wrote", "composed|opera|symphony": "composed",
+    "directed|film": "directed", "written|novel|play|poem|book|story|essay": "wrote",
+    "composed|opera|symphony": "composed",
     "painted|painting|fresco": "painted", "invented": "invented", "discovered": "discovered", "founded": "founded",
     "designed": "designed", "created": "created", "built": "built", "developed": "developed", "published": "published",
 }  # fmt: skip
 MADE = r"\b(founded|established|built|completed|launched|released|published|formed|created|introduced|opened|signed)\b"
 WHEN = re.compile(MADE + r"(?: \w+){0,3} in (?:the year |early |late |[A-Z]\w+ )?(\d{4})\b")
 SIMPLE = {
-    r"\b(?:Its|[Tt]he) capital(?: city)?(?: and (?:largest|most populous) city)?(?: (?:of|in) [A-Z]\w+)? is " + NAME: "What is the capital of {}?",
+    r"\b(?:Its|[Tt]he) capital(?: city)?(?: and (?:largest|most populous) city)?(?: (?:of|in) [A-Z]\w+)? is "
+    + NAME: "What is the capital of {}?",
     r"\bborn in " + NAME: "Where was {} born?",
     r"\bnative to (.+)": "Where is {} native to?",
     r"\bmember of the (.+)": "What is {} a member of?",
@@ -104,8 +108,14 @@ def _description(article: Article, name: str) -> Iterator[Ask]:
     if born:
         yield Ask("natural", f"When was {name} born?", born.group(1))
     if len(text) > 12 and name in article.text and name.lower() not in text.lower():
-        lowered = text if re.match(r"[A-Z]{2}|[A-Z]\w+ [A-Z]|\d|[A-Z]\w*(?:ish|an|ese|ch|k)\b", text) else text[0].lower() + text[1:]
-        yield Ask("natural", f"Which {'person' if article.topic == 'People' else 'thing'} is described as: {lowered}?", name)
+        lowered = (
+            text
+            if re.match(r"[A-Z]{2}|[A-Z]\w+ [A-Z]|\d|[A-Z]\w*(?:ish|an|ese|ch|k)\b", text)
+            else text[0].lower() + text[1:]
+        )
+        yield Ask(
+            "natural", f"Which {'person' if article.topic == 'People' else 'thing'} is described as: {lowered}?", name
+        )
 
 
 def article_passage(article: Article, asks: Sequence[Ask], r: Random) -> Passage:
@@ -113,12 +123,20 @@ def article_passage(article: Article, asks: Sequence[Ask], r: Random) -> Passage
     described = bool(article.description) and r.random() < 0.5
     name, text = article.title, article.text
     if described:
-        head = r.choice([f"{name}: {article.description}. ", f"{name}\n{article.description}.\n\n", f"# {name}\n\n{article.description}. "])
+        head = r.choice(
+            [
+                f"{name}: {article.description}. ",
+                f"{name}\n{article.description}.\n\n",
+                f"# {name}\n\n{article.description}. ",
+            ]
+        )
     else:
         head = r.choice(["", "", f"{name}: ", f"{name}\n\n", f"# {name}\n\n"])
     body = text if r.random() < 0.6 else _cut(text, r.randint(150, 600))
     kept = tuple(
-        a for a in asks if a.answer in head + body
+        a
+        for a in asks
+        if a.answer in head + body
         and (described or not a.question.startswith("When") or not a.question.endswith((" born?", " die?")))
     )
     return Passage(head + body, body.split(". ")[0], kept)
@@ -137,7 +155,10 @@ def country_passage(country: Country, r: Random) -> Passage:
     mark = r.choice(["", "- "])
     rows = "\n".join(f"{mark}{key}: {value}" for key, value in facts)
     head = r.choice([f"{country.name} (2015)", f"# {country.name}", f"{country.name}"])
-    asks = tuple(Ask("natural", r.choice([f"{country.name}: {k}?", f"What is the {k.lower()} of {country.name}?"]), v) for k, v in facts)
+    asks = tuple(
+        Ask("natural", r.choice([f"{country.name}: {k}?", f"What is the {k.lower()} of {country.name}?"]), v)
+        for k, v in facts
+    )
     return Passage(f"{head}\n{rows}", head, asks)
 
 

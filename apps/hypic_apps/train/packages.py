@@ -62,7 +62,9 @@ def fetch(package: Package, folder: Path) -> Path:
         subprocess.run(_command(package), cwd=folder, check=True, stdout=subprocess.DEVNULL)
         archive = _archive(package, folder)
     if archive is None:
-        raise FileNotFoundError(f"no archive {package.stem}{package.version}* in {folder}; fetch {package.spec} by hand.")
+        raise FileNotFoundError(
+            f"no archive {package.stem}{package.version}* in {folder}; fetch {package.spec} by hand."
+        )
     return archive
 
 

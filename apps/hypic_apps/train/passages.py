@@ -102,7 +102,7 @@ def exchanged(template: str, r: Random, chance: float) -> str:
 
 def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> str:
     """A question whose answer is the fact's value; ``impersonal`` leaves the subject out where the language allows."""
-    if split == "train" and r.random() < 0.15 and not fact.kind == "task":
+    if split == "train" and r.random() < 0.15 and fact.kind != "task":
         article = "the " if "the {s}" in fact.relation.questions[0] else ""
         form = r.choice(["What is the {n} of {s}?", "Give the {n} of {s}.", "{n} of {s}?", "Tell me the {n} of {s}."])
         template = capitalise(form.replace("{n}", fact.relation.noun).replace("{s}", article + "{s}"))
@@ -171,7 +171,11 @@ def _title(fact: Fact, r: Random) -> str:
     name = capitalise(fact.subject)
     if fact.kind == "handbook":
         heading = r.choice(["Employee handbook", "Handbook", "Staff rules", "Working at", "Rules of work:"])
-        name = f"{heading} {name}" if heading.endswith(("at", ":")) else r.choice([f"{heading} of {name}", f"{name}: {heading}"])
+        name = (
+            f"{heading} {name}"
+            if heading.endswith(("at", ":"))
+            else r.choice([f"{heading} of {name}", f"{name}: {heading}"])
+        )
     return r.choice([f"{name}: ", f"{name}\n\n", f"# {name}\n\n", f"{name}\n", f"## {name}\n\n"])
 
 
@@ -190,7 +194,10 @@ def _bullets(facts: Sequence[Fact], split: Split, r: Random) -> str:
 
 def _dialogue(facts: Sequence[Fact], split: Split, r: Random) -> str:
     ask_mark, answer_mark = r.choice([("Q: ", "A: "), ("", ""), ("Question: ", "Answer: ")])
-    pairs = (f"{ask_mark}{question(f, split, r)}\n{answer_mark}{state(f, f.subject, r.choice(f.relation.said(split)))}" for f in facts)
+    pairs = (
+        f"{ask_mark}{question(f, split, r)}\n{answer_mark}{state(f, f.subject, r.choice(f.relation.said(split)))}"
+        for f in facts
+    )
     return "\n".join(pairs)
 
 

@@ -33,8 +33,8 @@ def probe(shape: Shape, settings: Settings, device: torch.device, batch_tokens: 
         except RuntimeError as error:
             log(event="probe", way=name, failed=str(error)[:600])
             continue
-        log(event="probe", way=name, length=length, step_ms=round(1e3 * step_s, 2), tokens_per_s=round(batch_tokens / step_s),
-            loss=training.step.result.tolist())  # fmt: skip
+        speed = {"step_ms": round(1e3 * step_s, 2), "tokens_per_s": round(batch_tokens / step_s)}
+        log(event="probe", way=name, length=length, **speed, loss=training.step.result.tolist())
         if name == "plain" and device.type == "cuda":
             _profile(training, ids, weights)
 
@@ -45,7 +45,7 @@ def solvers(device: torch.device, log: Log, number: int = 4096) -> None:
     sides = torch.randn(number, 64, 128, device=device, requires_grad=True)
 
     def solve() -> None:
-        x = torch.linalg.solve_triangular(matrix, sides, upper=False, unitriangular=True)
+        x: torch.Tensor = torch.linalg.solve_triangular(matrix, sides, upper=False, unitriangular=True)
         x.sum().backward()  # type: ignore[no-untyped-call]
 
     def invert() -> None:
@@ -57,7 +57,7 @@ def solvers(device: torch.device, log: Log, number: int = 4096) -> None:
 
 
 def inverse_by_blocks(strict: torch.Tensor) -> torch.Tensor:
-    """``(I + L)^-1`` of strictly lower ``L [..., n, n]``: blocks are inverted and joined in pairs, ``n`` a power of 2."""
+    """``(I + L)^-1`` of strictly lower ``L [..., n, n]``: blocks are joined in pairs, ``n`` a power of 2."""
     size = strict.shape[-1]
     place = torch.arange(size, device=strict.device)
     inverse = torch.eye(size, device=strict.device, dtype=strict.dtype).expand_as(strict)
@@ -75,4 +75,6 @@ def _profile(training: Training, ids: torch.Tensor, weights: torch.Tensor) -> No
     with torch.profiler.profile(activities=activities) as profile:
         training.step(ids, weights, 1e-4)
         torch.cuda.synchronize()
-    print(profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70), flush=True)
+    print(
+        profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70), flush=True
+    )

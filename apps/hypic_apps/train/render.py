@@ -1,8 +1,8 @@
 """From questions and passages to token ids, by the rules the engine follows when it answers.
 
 Scaffolding is encoded with special tokens, every passage by itself, and the live text between and behind passages as
-plain text: ``"\\n\\n"`` alone between two passages, ``"\\n\\n"`` and the question as one string. Text is data: a special
-token spelled in it stays text.
+plain text: ``"\\n\\n"`` alone between two passages, ``"\\n\\n"`` and the question as one string. Text is data: a
+special token spelled in it stays text.
 """
 
 from __future__ import annotations

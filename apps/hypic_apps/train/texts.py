@@ -1,4 +1,4 @@
-"""The text that the tokenizer's merges are learned from: natural text once, invented passages and questions beside it."""
+"""The text that the tokenizer's merges are learned from: natural text, invented passages, questions."""
 
 from __future__ import annotations
 

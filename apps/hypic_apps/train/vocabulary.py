@@ -1,8 +1,8 @@
 """The bundled model's tokenizer: byte-level BPE made so that what is copied looks the same wherever it stands.
 
-- A word at the start of a text or line gets the space it would have in mid-sentence: the normaliser inserts one space at
-  the very start and after each line feed, unless the text ends or another line feed follows there. The decoder takes
-  exactly those spaces away again, so ``decode(encode(x)) == x``.
+- A word at the start of a text or line gets the space it would have in mid-sentence: the normaliser inserts one space
+  at the very start and after each line feed, unless the text ends or another line feed follows there. The decoder
+  takes exactly those spaces away again, so ``decode(encode(x)) == x``.
 - Every digit is a token of its own, and so is the space before digits.
 - Line feeds never join with anything else, so a text cut at a blank line has the tokens of its pieces.
 - The only special tokens are the chat template's.
@@ -20,7 +20,10 @@ ROLES = ("system", "user", "assistant", "tool")
 END = "<|end|>"
 SPECIAL_TOKENS = (END, *(f"<|{role}|>" for role in ROLES))
 NUM_TOKENS = 8192
-WORDS = r"'(?:[sdmt]|ll|ve|re)(?!\p{L})|\n+| ?[\p{L}\p{M}]+|\p{N}| (?=\p{N})| ?[^\s\p{L}\p{M}\p{N}]+|[^\S\n]+(?=[^\S\n])|[^\S\n]"
+WORDS = (
+    r"'(?:[sdmt]|ll|ve|re)(?!\p{L})|\n+| ?[\p{L}\p{M}]+|\p{N}| (?=\p{N})| ?[^\s\p{L}\p{M}\p{N}]+"
+    r"|[^\S\n]+(?=[^\S\n])|[^\S\n]"
+)
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
     "{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}"

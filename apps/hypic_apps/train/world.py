@@ -63,7 +63,9 @@ class World:
         subject = self.name(kind)
         relations = self.relations(kind)
         chosen = self.r.sample(relations, min(len(relations), self.r.randint(1 if most < 3 else 2, most)))
-        if {"lifespan", "birth_year"} <= {x.key for x in chosen} or {"lifespan", "death_year"} <= {x.key for x in chosen}:
+        if {"lifespan", "birth_year"} <= {x.key for x in chosen} or {"lifespan", "death_year"} <= {
+            x.key for x in chosen
+        }:
             chosen = [x for x in chosen if x.key != "lifespan"]
         return [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
 
@@ -142,7 +144,8 @@ class World:
         counts = Counter((f.relation.key, f.value) for f in self.facts)
         told = [f for f in self.facts if f.relation.reverse and counts[f.relation.key, f.value] == 1]
         return [
-            Ask("reverse", self.r.choice(f.relation.asked_back(self.split)).replace("{o}", f.value), f.subject) for f in told
+            Ask("reverse", self.r.choice(f.relation.asked_back(self.split)).replace("{o}", f.value), f.subject)
+            for f in told
         ]
 
     def unstated_asks(self, number: int) -> list[Ask]:

@@ -2,7 +2,7 @@
 
 Each file holds a class ``Model`` with ``from_config(config) -> Model`` (on whatever device is current),
 ``layer_types``, ``max_context``, ``map_weights(name)``, and, through ``Decoder``, ``layout``, ``forward(batch, pool)``
-and ``logits``.
+and ``logits``. What each model type is, and which ones are refused and why, stands in ``_families``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,10 @@ from torch import Tensor, nn
 
 from hypic.engine.batch import Batch
 from hypic.engine.models._config import refuse_quantised
+from hypic.engine.models._families import ALIASES, BY_ARCHITECTURE, REFUSED
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.weights import Placements
 from hypic.errors import UnsupportedModel
-
-ALIASES = {
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "minimax_text_01": "minimax",
-    "minimax_m1": "minimax",
-}
 
 
 class Model(Protocol):
@@ -53,6 +47,24 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
+def family_of(config: Mapping[str, Any]) -> str:
+    """The file here that builds a ``config.json``: by its architecture where that tells more, else its ``model_type``.
+
+    Raises:
+        UnsupportedModel: there is none; with the reason where the type is known.
+    """
+    text = text_config(config)
+    found = text.get("model_type")
+    name = str(found or "").lower()
+    architectures = list(text.get("architectures") or [""])
+    name = BY_ARCHITECTURE.get(str(architectures[0]), ALIASES.get(name, name))
+    if name in REFUSED:
+        raise UnsupportedModel(f"model_type {found!r} is not supported: {REFUSED[name]}; load another model.")
+    if name not in supported():
+        raise UnsupportedModel(f"model_type {found!r} is not supported; supported are {', '.join(supported())}.")
+    return name
+
+
 def build(config: Mapping[str, Any]) -> nn.Module:
     """The model of a ``config.json``, with uninitialised parameters.
 
@@ -62,11 +74,6 @@ def build(config: Mapping[str, Any]) -> nn.Module:
     text = text_config(config)
     refuse_quantised(config)
     refuse_quantised(text)
-    name = str(text.get("model_type", "")).lower()
-    name = ALIASES.get(name, name)
-    if name not in supported():
-        known = ", ".join(supported())
-        raise UnsupportedModel(f"model_type {text.get('model_type')!r} is not supported; supported are {known}.")
-    module = importlib.import_module(f"{__name__}.{name}")
+    module = importlib.import_module(f"{__name__}.{family_of(config)}")
     model: nn.Module = module.Model.from_config(text)
     return model

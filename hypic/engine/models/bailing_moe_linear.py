@@ -1,11 +1,12 @@
-"""Ring- and Ling-linear 2.0: Lightning attention with rotary keys, grouped-query attention in between, many experts.
+"""Ring- and Ling-linear 2.0 and 2.5: Lightning attention with rotary keys, full attention in between, many experts.
 
-The last layer of every ``layer_group_size`` attends, and so do the layers of an incomplete last group. Both kinds of
-layer norm q and k per head and rotate half a head. Experts are chosen by sigmoid scores within groups; the first
-layers are dense. Decays are ALiBi's slopes times ``1 - i / (L - 1) + 1e-5``. Published sources disagree about ``i``:
-it is the layer's number in the first Ring, and one less in the code that 2.0's checkpoints bring along, which makes the
-factor of layer 0 exceed one. So it is a parameter of the architecture. The 2.5 generation, with latent attention, is
-another model.
+The last layer of every ``layer_group_size`` attends, and so do the layers of an incomplete last group. Linear layers
+norm q and k per head and rotate half a head. Full attention is grouped-query attention of the same kind in 2.0, and
+latent attention with rotary keys (no norm of q and k, no gate) in 2.5, which is told by ``kv_lora_rank``; 2.5's files
+share their ``model_type`` with Ling 3 and are told from it by their architecture. Experts are chosen by sigmoid scores
+within groups; the first layers are dense. Decays are ALiBi's slopes times ``1 - i / (L - 1) + 1e-5``. Published sources
+disagree about ``i`` for 2.0: it is the layer's number in the first Ring, and one less in later code and in 2.5, which
+makes the factor of layer 0 exceed one. So it is a parameter of the architecture.
 """
 
 from __future__ import annotations
@@ -20,16 +21,30 @@ from torch import Tensor, nn
 from hypic.engine.layers.attention import Attention, HeadShape
 from hypic.engine.layers.decoder import Decoder, Step, run_mixer
 from hypic.engine.layers.lightning_attention import GroupedLightningAttention, GroupedLightningShape, alibi_slopes
+from hypic.engine.layers.mla import LatentAttention, LatentShape
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless, rotary_from, types_from
+from hypic.engine.layers.rotary import Rotary
+from hypic.engine.models._config import (
+    context_from,
+    layer_numbers,
+    read,
+    refuse_unless,
+    rope_from,
+    rotary_from,
+    types_from,
+)
 from hypic.engine.models._experts import place_expert
 from hypic.engine.weights import Placement, Placements
 from hypic.errors import UnsupportedModel
 
 # What is added to a layer's number in the factor of its decays, by the architecture that config.json names.
-LAYER_OFFSETS = {"BailingMoeLinearForCausalLM": 0, "BailingMoeLinearV2ForCausalLM": -1}
+LAYER_OFFSETS = {
+    "BailingMoeLinearForCausalLM": 0,
+    "BailingMoeLinearV2ForCausalLM": -1,
+    "BailingMoeV2_5ForCausalLM": -1,
+}
 LEFT_OUT = re.compile(r".*\.rotary_emb\.inv_freq|.*\.slope|mtp\..*|model\.mtp\..*")
 LAYER = re.compile(r"layers\.(\d+)\.")
 RENAMED = {"query_layernorm": "q_norm", "key_layernorm": "k_norm", "dense": "o_proj"}
@@ -67,6 +82,8 @@ class Model(Decoder):
         """
         for name, value in REFUSED.items():
             refuse_unless(config, name, value)
+        if config.get("kv_lora_rank") is not None:
+            refuse_unless(config, "linear_silu", False)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         types = layer_types(config)
         numbers = layer_numbers(types, ("linear_attention", "full_attention"))
@@ -76,6 +93,7 @@ class Model(Decoder):
         ]
         rotary = rotary_from(config, _head_dim(config), default_factor=1.0)
         linear_rotary = rotary if config.get("linear_rope", True) else None
+        rotary = rotary if config.get("kv_lora_rank") is None else _latent_rotary(config, rotary)
         norm, tied = RMSNorm(size, eps), bool(config.get("tie_word_embeddings", False))
         vocab_size = read(config, "vocab_size", int)
         model = cls(vocab_size, size, blocks, norm, rotary, linear_rotary=linear_rotary, tied=tied)
@@ -101,7 +119,7 @@ class Model(Decoder):
 
     def _attention(self, name: str) -> Placements:
         stem, part, last = name.rsplit(".", 2)
-        if part != "query_key_value":
+        if part != "query_key_value" or not hasattr(self.get_submodule(stem), "k_proj"):
             return Placement(f"{stem}.{RENAMED.get(part, part)}.{last}")
         widths = [len(self.get_parameter(f"{stem}.{p}_proj.weight")) for p in "qkv"]
         ends = [sum(widths[: n + 1]) for n in range(3)]
@@ -117,7 +135,7 @@ REFUSED = {
     "use_qkv_bias": False,
     "use_rmsnorm": True,
     "score_function": "sigmoid",
-    "kv_lora_rank": None,
+    "rope_interleave": True,
     "sliding_window": None,
 }
 
@@ -159,6 +177,8 @@ def _head_dim(config: Mapping[str, Any]) -> int:
 def _mixer(config: Mapping[str, Any], kind: str, depth: int) -> nn.Module:
     size, heads = read(config, "hidden_size", int), read(config, "num_attention_heads", int)
     eps, has_norm = read(config, "rms_norm_eps", float), bool(config.get("use_qk_norm", False))
+    if kind == "full_attention" and config.get("kv_lora_rank") is not None:
+        return LatentAttention(_latent_shape(config))
     if kind == "full_attention":
         kv_heads, norm_eps = read(config, "num_key_value_heads", int), eps if has_norm else None
         shape = HeadShape(size, heads, kv_heads, _head_dim(config), norm_eps=norm_eps, norm_centred=False)
@@ -166,6 +186,37 @@ def _mixer(config: Mapping[str, Any], kind: str, depth: int) -> nn.Module:
     groups, silu = int(config.get("group_norm_size") or 1), bool(_linear_silu(config))
     linear = GroupedLightningShape(size, heads, _head_dim(config), groups, eps, has_norm=has_norm, silu=silu)
     return GroupedLightningAttention(linear, slopes(config, depth))
+
+
+def _latent_shape(config: Mapping[str, Any]) -> LatentShape:
+    rank = config.get("q_lora_rank")
+    return LatentShape(
+        hidden_size=read(config, "hidden_size", int),
+        num_heads=read(config, "num_attention_heads", int),
+        latent_size=read(config, "kv_lora_rank", int),
+        key_dim=read(config, "qk_nope_head_dim", int),
+        rotary_dim=read(config, "qk_rope_head_dim", int),
+        value_dim=read(config, "v_head_dim", int),
+        query_rank=None if rank is None else int(rank),
+    )
+
+
+def _latent_rotary(config: Mapping[str, Any], plain: Rotary) -> Rotary:
+    """Positions of the key that heads share, over all of it: the same angles as those of the linear layers.
+
+    Raises:
+        UnsupportedModel: positions are scaled, or the shared key is wider or narrower than what linear layers rotate.
+    """
+    rope, width = rope_from(config), read(config, "qk_rope_head_dim", int)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise UnsupportedModel(f"rope_type {kind!r} is not supported with latent attention; only plain positions are.")
+    if plain.dim != width:
+        raise UnsupportedModel(
+            f"qk_rope_head_dim is {width} where partial_rotary_factor rotates {plain.dim} channels of a head; published "
+            "code takes one set of angles for both, so they must agree: fix config.json."
+        )
+    return Rotary(width, float(rope["rope_theta"]))
 
 
 def _linear_silu(config: Mapping[str, Any]) -> object:

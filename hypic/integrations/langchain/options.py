@@ -33,8 +33,8 @@ _TOOL_OPTIONS = ("tools", "tool_choice", "functions", "function_call", "response
 # Hints of other providers and of LangChain itself that change nothing here.
 _IGNORED = ("stream", "cache_control", "prompt_cache_key", "prompt_cache_options", "ls_structured_output_format")
 NO_TOOLS = (
-    "hypic's LangChain models take no tools and no response_format in this version, and never drop them silently; "
-    "put the instructions into the prompt and parse the text."
+    "HypicLLM takes no tools and no response_format, and never drops them silently; use ChatHypic, or put the "
+    "instructions into the prompt and parse the text."
 )
 
 

@@ -19,7 +19,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from pydantic import Field, SerializeAsAny
 
 from hypic.errors import PromptError
-from hypic.integrations._common import LIVE, Block, block_of, by_place, pieces_of
+from hypic.integrations._common import LIVE, Block, block_of, by_place
 from hypic.integrations.llamaindex.messages import marked_message, role_of
 from hypic.types import Prompt, Segment
 
@@ -113,11 +113,10 @@ class SegmentTemplate(BasePromptTemplate):
             parts += [Block(_GLUE, LIVE)] if n else []
             place = by_place(role_of(message), index, n, len(message.blocks), listed=True)
             parts += self._cut(block.text, seen) if self.word in block.text else [Block(block.text, place)]
-        pieces = pieces_of(parts)
         # Parsers of structured output write behind the last block: that is never a chunk.
-        tail = [] if pieces[-1].hints.get("cache") is False else [Block("", LIVE)]
+        tail = [] if parts[-1].hints.get("cache") is False else [Block("", LIVE)]
         extra = {key: value for key, value in message.additional_kwargs.items() if key != "hypic"}
-        return marked_message(message.role, [*pieces, *tail], extra, glue="")
+        return marked_message(message.role, [*parts, *tail], extra, glue="")
 
     def _cut(self, text: str, seen: set[int]) -> list[Block]:
         """``text`` cut at the words; every second part of such a split is a word's number."""

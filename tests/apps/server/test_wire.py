@@ -196,7 +196,7 @@ def test_errors_of_the_engine(error: HypicError, status: int, kind: str, code: s
         ("GET", "/v2", None, 404, "no such address"),
         ("GET", CHAT, None, 405, "does not take that method"),
         ("POST", CHAT, b"{", 400, "no JSON"),
-        ("POST", CHAT, b"[]", 400, "dictionary"),
+        ("POST", CHAT, b"[]", 400, "no JSON object"),
         ("POST", CHAT, b'{"messages": []}', 400, "messages"),
         ("POST", CHAT, b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": "3"}', 400, "max_tokens"),
         ("POST", TEXT, b'{"prompt": []}', 400, "empty list"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from hypic_apps.train import schema
 from hypic_apps.train.corpus import Article, Corpus, Country, Gloss
 from hypic_apps.train.render import Encoder

@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.render import Encoder, Piece, Turn, Weights, conversation
 from hypic_apps.train.rows import STAGES, Rows, Stage, padded, stage_at
@@ -40,7 +41,20 @@ def test_a_conversation_is_encoded_piece_by_piece(encoder: Encoder) -> None:
     row = encoder.row(conversation(turns, Weights(passage=0.25, question=0.5), "Be short."))
     end, system, user, assistant = (encoder.special(f"<|{x}|>") for x in ("end", "system", "user", "assistant"))
     parts = encoder.texts(["Be short.", "First one.", "\n\n", "Second one.", "\n\nWho?", "Ann", "When?", "1874"])
-    expected = [system, *parts[0], end, user, *parts[1], *parts[2], *parts[3], *parts[4], end, assistant, *parts[5], end]
+    expected = [
+        system,
+        *parts[0],
+        end,
+        user,
+        *parts[1],
+        *parts[2],
+        *parts[3],
+        *parts[4],
+        end,
+        assistant,
+        *parts[5],
+        end,
+    ]
     expected += [user, *parts[6], end, assistant, *parts[7], end]
     assert row.ids.tolist() == expected
     answers = len(parts[5]) + len(parts[7]) + 2
@@ -71,5 +85,3 @@ def test_stages_follow_the_clock() -> None:
     assert [stage_at(share) for share in (0.0, STAGES[0].until, 0.999, 1.5)] == [0, 1, len(STAGES) - 1, len(STAGES) - 1]
     lengths = [stage.num_tokens for stage in STAGES]
     assert lengths == sorted(lengths) and STAGES[0].passages[0] <= 2 and STAGES[-1].passages[1] >= 16
-
-

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypic_apps.train.render import Encoder
-from hypic_apps.train.vocabulary import SPECIAL_TOKENS, save
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypic_apps.train.render import Encoder
+from hypic_apps.train.vocabulary import SPECIAL_TOKENS, save
+
 ODD = [
     "", "\n", "\n\n", " ", "  ", "a", " a", "a ", "a\n", "\na", "a\n\nb", "a\n \nb", "  def f():\n      return 1\n\n\n",
-    "tab\tand\r\nreturn", "Übergröße – “quoted” naïve", "数字 123 и слова", "🙂🙂 emoji\n🙂", "x  y   z", "<|end|> stays text",
+    "tab\tand\r\nreturn", "Übergröße – “quoted” naïve", "数字 123 и слова", "🙂🙂 emoji\n🙂", "x  y   z",
+    "<|end|> stays text",
     "1874", " 1874", "In 1874,", "\u00a0hard\u00a0space", "e\u0301 combining", "\u0000nul",
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.names import MAKERS, Names
 from hypic_apps.train.passages import PRONOUNS

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.checkpoints_gdn import ROPE, YARN, fuse_experts, olmo_hybrid, qwen3_5_moe, qwen3_next, ring
 from tests.engine.harness import Checkpoints
+from tests.engine.models import ring_latent
 from tests.engine.models.gdn_reference import FamilyReference
 
 PARTIAL = {"partial_rotary_factor": 0.25}
@@ -26,11 +27,14 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "olmo-96-192": lambda f: olmo_hybrid(f, linear_key_head_dim=96, linear_value_head_dim=192),
     "ring": ring,
     "ring-first": lambda f: ring(f, architectures=["BailingMoeLinearForCausalLM"], linear_silu=True),
+    "ring-latent": ring_latent.write,
+    "ring-latent-plain-queries": lambda f: ring_latent.write(f, q_lora_rank=None),
     "ring-yarn-linear": lambda f: ring(f, "linear_attention", rope_scaling=YARN),
 }
+LATENT = ("ring-latent", ring_latent.write)
 SINGLE: dict[str, tuple[Callable[..., Path], Any]] = {
     f"{name}-{kind.removesuffix('_attention')}": (make, kind)
-    for name, make in (("next", qwen3_next), ("moe", qwen3_5_moe), ("olmo", olmo_hybrid), ("ring", ring))
+    for name, make in (("next", qwen3_next), ("moe", qwen3_5_moe), ("olmo", olmo_hybrid), ("ring", ring), LATENT)
     for kind in ("linear_attention", "full_attention")
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.engine.models.ring_latent import LatentAttention
 from tests.reference import Inputs, LinearEnd, LinearEntry, Reference, Result, move, recur
 from tests.reference.algebra import inverse_frequencies, rotate
 from tests.reference.chain import AttentionEnd, Chain, How, Row
@@ -30,6 +31,7 @@ class FamilyReference(Reference):
     def __init__(self, folder: str | Path) -> None:
         config, weights = read_config(Path(folder)), read_weights(Path(folder))
         builders = {
+            "bailing_hybrid": _ring,
             "qwen3_next": _qwen,
             "qwen3_5_moe_text": _qwen,
             "olmo_hybrid": _olmo,
@@ -208,7 +210,8 @@ def _ring(config: Config, weights: Weights) -> Network:
 
 def _ring_block(config: Config, w: Weights, idx: int, kind: str) -> Block:
     attention = under(w, "attention.")
-    mixer: Any = RingLinear(config, attention, idx) if kind == "linear" else RingAttention(config, attention)
+    full = LatentAttention if config.get("kv_lora_rank") else RingAttention
+    mixer: Any = RingLinear(config, attention, idx) if kind == "linear" else full(config, attention)
     is_dense = idx < config["first_k_dense_replace"]
     mlp: Mlp = dense(w, "mlp.") if is_dense else GroupedExperts(config, under(w, "mlp."))
     return Block(mixer, mlp, w, float(config["rms_norm_eps"]))  # type: ignore[arg-type]
@@ -267,7 +270,7 @@ class RingLinear:
         self.w, self.eps, self.silu = w, float(config["rms_norm_eps"]), config["linear_silu"]
         self.num_heads, self.head_dim = config["num_attention_heads"], config["head_dim"]
         self.num_groups = config["group_norm_size"]
-        offset = -1 if config["architectures"][0] == "BailingMoeLinearV2ForCausalLM" else 0
+        offset = 0 if config["architectures"][0] == "BailingMoeLinearForCausalLM" else -1
         self.decay = torch.exp(-ring_slopes(self.num_heads, idx, config["num_hidden_layers"], offset))
         rotary_dim = int(self.head_dim * config["partial_rotary_factor"])
         self.frequencies = inverse_frequencies(config["rope_theta"], rotary_dim)

@@ -26,12 +26,12 @@ from tests.engine.models.gdn_families import FamilyCheckpoints
 Make = Callable[..., Bench]
 DTYPES = list(TOLERANCE)
 ORACLE = {"float64": 1e-5, "float32": 1e-4}  # transformers casts to float32 inside
-FAMILIES = ["next", "moe", "olmo", "olmo-rope", "ring"]
+FAMILIES = ["next", "moe", "olmo", "olmo-rope", "ring", "ring-latent"]
 PUBLISHED = [
     *("next", "next-plain-weights", "next-tied", "next-yarn", "moe", "moe-wrapper", "moe-fused"),
     *("olmo", "olmo-rope", "olmo-yarn", "olmo-96-192"),
 ]
-SINGLE = [f"{name}-{kind}" for name in ("next", "moe", "olmo", "ring") for kind in ("linear", "full")]
+SINGLE = [f"{name}-{kind}" for name in ("next", "moe", "olmo", "ring", "ring-latent") for kind in ("linear", "full")]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_logits_equal_those_of_transformers(name: str, bench: Make, checkpoints:
         assert relative(bench(name).ask(prompt).rows(), exact) < TOLERANCE["float64"]
 
 
-@pytest.mark.parametrize("name", ["ring", "ring-first"])
+@pytest.mark.parametrize("name", ["ring", "ring-first", "ring-latent", "ring-latent-plain-queries"])
 def test_logits_of_ring_equal_the_reference(name: str, bench: Make, checkpoints: Checkpoints) -> None:
     prompt = [live(75, 1)]
     for dtype in DTYPES:
