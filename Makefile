@@ -1,5 +1,9 @@
 # make demo   environment, then `hypic demo`        make test   environment, lint, types, tests
-# make soak   the long counts                       make clean  removes all that was made here
+# make app    environment, then `hypic app`         make clean  removes all that was made here
+# make soak   the long counts
+#
+# Tests of the web page want chromium and chromium-driver, those of the server behind a proxy nginx;
+# where these are missing they are skipped, and say so.
 #
 # PYTHON=python3.12 make test   uses another interpreter for a new environment.
 PYTHON ?= python3
@@ -11,10 +15,11 @@ PACKAGES := hypic kernels/hypic_kernels retriever/hypic_retriever apps/hypic_app
 # missed: the two files by content, and the folder, which an editable install points at.
 KEY := $(shell (cat pyproject.toml constraints.txt; echo '$(CURDIR)') | cksum | cut -d ' ' -f 1)
 RUN_STAMP := $(VENV)/.run-$(KEY)
+APP_STAMP := $(VENV)/.app-$(KEY)
 TEST_STAMP := $(VENV)/.test-$(KEY)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test soak clean
+.PHONY: demo app test soak clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -30,6 +35,9 @@ $(TEST_STAMP): | $(BIN)/python
 
 demo: $(RUN_STAMP)
 	$(BIN)/hypic demo
+
+app: $(APP_STAMP)
+	$(BIN)/hypic app
 
 test: $(TEST_STAMP)
 	$(BIN)/ruff check .

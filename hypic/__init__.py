@@ -8,6 +8,7 @@ from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams,
 from hypic.version import __version__
 
 if TYPE_CHECKING:
+    from hypic.checkpoints import describe
     from hypic.llm import LLM
 __all__ = [
     "LLM",
@@ -22,11 +23,16 @@ __all__ = [
     "SegmentReport",
     "Usage",
     "__version__",
+    "describe",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """``hypic.LLM`` brings torch with it, so it is imported when it is first asked for."""
+    """``hypic.LLM`` and ``hypic.describe`` bring torch with them, so they are imported when first asked for."""
+    if name == "describe":
+        from hypic.checkpoints import describe
+
+        return describe
     if name == "LLM":
         from hypic.llm import LLM
 

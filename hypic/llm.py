@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import queue
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
@@ -21,12 +21,13 @@ from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from hypic.engine.tokenizer import Tokenizer
-from hypic.errors import HypicError, PromptError
+from hypic.errors import PromptError
 from hypic.registry import Registry
+from hypic.stream import Answer, Inbox, Stream
+from hypic.tool_calls import shows_tools
 from hypic.types import CacheReport, Completion, Message, Policy, Prompt, PromptLike, SamplingParams, Segment
 
 WARM_AT_ONCE = 32
-_Inbox = queue.SimpleQueue[Emission]
 
 
 class LLM:
@@ -105,7 +106,7 @@ class LLM:
             with suppress(RuntimeError):  # the event loop is gone: nobody waits any more
                 loop.call_soon_threadsafe(inbox.put_nowait, emission)
 
-        answer = _Answer()
+        answer = Answer()
         self._loop.submit(task, sink)
         try:
             while not answer.is_over:
@@ -158,7 +159,7 @@ class LLM:
             PromptTooLong, StoreFull: a segment could never be cached.
         """
         reports: list[CacheReport] = []
-        waiting: list[_Inbox] = []
+        waiting: list[Inbox] = []
         for segment in segments:
             waiting.append(self._warm_one(segment, policy or self.config.policy))
             if len(waiting) >= WARM_AT_ONCE:
@@ -167,19 +168,19 @@ class LLM:
             self._warmed(inbox, reports, progress, len(segments))
         return reports
 
-    def _warm_one(self, segment: Segment, policy: Policy) -> _Inbox:
+    def _warm_one(self, segment: Segment, policy: Policy) -> Inbox:
         ids = tuple(self.tokenizer.encode_text(segment.text.strip()))
         # The token behind the segment is never run: it stands for the text that will follow.
         return self._submit(Task(self._new_id(), [Piece(ids, segment), Piece((0,))], policy=policy, warm=True))
 
     def _warmed(
         self,
-        inbox: _Inbox,
+        inbox: Inbox,
         reports: list[CacheReport],
         progress: Callable[[int, int], None] | None,
         total: int,
     ) -> None:
-        report = _Answer().take(inbox.get()).report
+        report = Answer().take(inbox.get()).report
         assert report is not None, "a warmed segment comes with its report"
         reports.append(report)
         if progress is not None:
@@ -237,6 +238,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> Task:
         started = time.perf_counter()
+        if tools and not shows_tools(self.tokenizer, tools, chat_template_kwargs):
+            raise PromptError("this model's chat template shows no tools; leave tools out or choose another model.")
         pieces = self.tokenizer.encode(prompt, tools=tools, chat_template_kwargs=chat_template_kwargs)
         used = policy if policy is not None else self.config.policy
         elapsed = time.perf_counter() - started
@@ -248,62 +251,19 @@ class LLM:
             return ()
         return (f"{anew} assistant turns were not generated here, or too long ago: their text was tokenised anew",)
 
-    def _submit(self, task: Task) -> _Inbox:
-        inbox: _Inbox = queue.SimpleQueue()
+    def _submit(self, task: Task) -> Inbox:
+        inbox: Inbox = queue.SimpleQueue()
         self._loop.submit(task, inbox.put)
         return inbox
 
     def _streamed(self, task: Task) -> Stream:
         return Stream(self._loop, self._submit(task), task, self._remember)
 
-    def _remember(self, task: Task, answer: _Answer) -> None:
+    def _remember(self, task: Task, answer: Answer) -> None:
         """Keep the ids of a generated text for when it comes back, unless a stop string cut it short of its ids."""
         whole = not task.sampling.stop or (answer.ids and answer.ids[-1] in self.tokenizer.eos_ids)
         if whole:
             self.tokenizer.remember("".join(answer.texts), answer.ids)
-
-
-class Stream(Iterator[Completion]):
-    """The pieces of one answer. Closing it, or dropping it unread or half read, frees all that the request holds."""
-
-    def __init__(self, loop: EngineLoop, inbox: _Inbox, task: Task, remember: Callable[[Task, _Answer], None]) -> None:
-        self._loop, self._inbox, self._task, self._remember = loop, inbox, task, remember
-        self._answer = _Answer()
-
-    def __next__(self) -> Completion:
-        if self._answer.is_over:
-            raise StopIteration
-        piece = self._answer.take(self._inbox.get())
-        if self._answer.is_over:
-            self._remember(self._task, self._answer)
-        return piece
-
-    def close(self) -> None:
-        """Break the answer off."""
-        if not self._answer.is_over:
-            self._answer.is_over = True
-            self._loop.abort(self._task.id)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-@dataclass
-class _Answer:
-    """What has come of one answer so far."""
-
-    texts: list[str] = field(default_factory=list)
-    ids: list[int] = field(default_factory=list)
-    is_over: bool = False
-
-    def take(self, emission: Emission) -> Completion:
-        """The next piece; raises what ended the request."""
-        self.is_over = emission.is_last
-        if isinstance(emission.result, HypicError):
-            raise emission.result
-        self.texts.append(emission.result.text)
-        self.ids += emission.result.token_ids
-        return emission.result
 
 
 def _is_many(prompt: Any) -> bool:

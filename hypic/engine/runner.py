@@ -59,20 +59,20 @@ class Runner:
             UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
             ConfigError: the device or the memory budget cannot be right.
         """
-        device = _device(config.device)
+        device = device_of(config.device)
         settings = weights.read_config(folder)
         with torch.device("meta"):
             model = models.build(settings)
-        dtype = _dtype(config.dtype, settings, model, device)
+        dtype = dtype_of(config.dtype, settings, model, device)
         weights.materialise(model, device, dtype)
         if config.load_format == "dummy":
             fingerprint = weights.fill_dummy(model, config.seed, settings)
         else:
-            fingerprint = weights.load(model, _as_model(model), folder, settings)
+            fingerprint = weights.load(model, as_model(model), folder, settings)
         merged = ""
         if config.adapter is not None:
-            merged = adapter.merge(model, _as_model(model), weights.locate(config.adapter))
-        return cls._with_pool(_as_model(model), Identity(fingerprint, str(dtype), adapter=merged), config, device)
+            merged = adapter.merge(model, as_model(model), weights.locate(config.adapter))
+        return cls._with_pool(as_model(model), Identity(fingerprint, str(dtype), adapter=merged), config, device)
 
     @classmethod
     def _with_pool(cls, model: Model, identity: Identity, config: EngineConfig, device: torch.device) -> Runner:
@@ -84,7 +84,7 @@ class Runner:
         return cls(model, pool, identity, context, _num_bytes(model))
 
 
-def _as_model(module: nn.Module) -> Model:
+def as_model(module: nn.Module) -> Model:
     return module  # type: ignore[return-value]
 
 
@@ -129,7 +129,7 @@ def _meminfo(name: str) -> int | None:
     return next((int(words[1]) * 1024 for words in lines if words[0] == f"{name}:"), None)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -141,7 +141,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, settings: dict[str, object], model: nn.Module, device: torch.device) -> torch.dtype:
+def dtype_of(name: str, settings: dict[str, object], model: nn.Module, device: torch.device) -> torch.dtype:
     """The configured type; by default the checkpoint's, and fp32 for small models on a CPU."""
     if name == "auto":
         num_weights = sum(parameter.numel() for parameter in model.parameters())

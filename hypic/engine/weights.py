@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hypic.engine import fingerprint
 from hypic.errors import CheckpointError, UnsupportedModel
 
 Index = tuple[int | slice, ...]
@@ -100,8 +102,10 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} holds no config.json; pass the folder of a Hugging Face checkpoint.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error}); download the checkpoint again.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no JSON ({error}); download the checkpoint again.") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} is no JSON object; download the checkpoint again.")
     return config
@@ -218,25 +222,26 @@ def content_digest(name: str, tensor: Tensor) -> bytes:
 
 
 def load(model: nn.Module, mapped: Mapped, folder: Path, config: Mapping[str, Any]) -> str:
-    """Fill every parameter from a checkpoint folder; returns the fingerprint of configuration and weights.
+    """Fill every parameter from a checkpoint folder; returns the fingerprint of configuration and files.
+
+    Files are hashed beside the copying, where their digests are not known yet.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, mis-shaped or unreadable.
     """
     loading = _Loading(dict(model.named_parameters()))
-    digests: dict[str, Future[bytes]] = {}
     left_out: dict[str, int] = {}
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(fingerprint.of_checkpoint, config, shards(folder))
         for name, tensor in stream(folder):
             places = each(mapped.map_weights(name))
             if not places:
                 left_out[name] = tensor.nbytes
                 continue
-            digests[name] = threads.submit(content_digest, name, tensor)
             loading.place(name, tensor, places)
         loading.check()
         _report(left_out)
-        return fingerprint(config, [digests[name].result() for name in sorted(digests)])
+        return found.result()
 
 
 def _report(left_out: Mapping[str, int]) -> None:
@@ -248,33 +253,27 @@ def _report(left_out: Mapping[str, int]) -> None:
         logging.getLogger("hypic").info("left out %d tensors, %.3f GB: %s", len(left_out), size, shown)
 
 
-def fingerprint(config: Mapping[str, Any], parts: Sequence[bytes]) -> str:
-    """SHA-256 over the configuration and the weights' digests, as hexadecimal text."""
-    relevant = {k: v for k, v in config.items() if k not in ("transformers_version", "_name_or_path", "dtype")}
-    digest = hashlib.sha256(json.dumps(relevant, sort_keys=True).encode())
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
-
-
 def fill_dummy(model: nn.Module, seed: int, config: Mapping[str, Any]) -> str:
     """Random weights of a trained model's scale, with half-lives spread log-uniformly over 16 to 16,384 tokens."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     for name, parameter in model.named_parameters():
-        last = name.rsplit(".", 1)[-1]
-        if last == "A_log":
-            half_lives = 16.0 * 1024.0 ** torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.copy_(_drawn(model, name, parameter.shape, generator))
+    return fingerprint.fingerprint(config, [b"dummy 2", str(seed).encode()])
+
+
+def _drawn(model: nn.Module, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """A parameter's dummy values. A gate's ``A_log`` or ``dt_bias`` sets the half-life, the other is neutral."""
+    module, last = model.get_submodule(name.rpartition(".")[0]), name.rsplit(".", 1)[-1]
+    lower_bound = getattr(getattr(module, "shape", None), "lower_bound", None)
+    if last == ("A_log" if lower_bound is None else "dt_bias"):
+        half_lives = 16.0 * 1024.0 ** torch.rand(shape, generator=generator, dtype=torch.float64)
+        if lower_bound is None:
             # softplus(0) = ln 2 per token, so exp(A_log) * ln 2 = ln 2 / half-life
-            parameter.data.copy_(-half_lives.log())
-        elif last == "dt_bias":
-            parameter.data.zero_()
-        elif parameter.ndim == 1:
-            parameter.data.fill_(0.0 if _is_centred(model, name) else 1.0)
-        else:
-            values = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
-            parameter.data.copy_(values)
-    return fingerprint(config, [b"dummy", str(seed).encode()])
-
-
-def _is_centred(model: nn.Module, name: str) -> bool:
-    return bool(getattr(model.get_submodule(name.rpartition(".")[0]), "zero_centred", False))
+            return -half_lives.log()
+        bounded: Tensor = torch.logit(math.log(2.0) / half_lives / -lower_bound)
+        return bounded
+    if last in ("A_log", "dt_bias", "bias", "expert_bias"):
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.full(shape, 0.0 if getattr(module, "zero_centred", False) else 1.0)
+    return torch.randn(shape, generator=generator) * shape[-1] ** -0.5

@@ -1,130 +1,195 @@
-"""``hypic models``: which model types there are, and what a checkpoint folder holds."""
+"""``hypic models``: which model types there are, what a checkpoint folder holds, and what a corpus will take of it."""
 
 from __future__ import annotations
 
 import argparse
-import ast
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import hypic
 from hypic.checkpoints import BUNDLED, bundled
-from hypic_apps.cli.checkpoint import describe
+from hypic.config import parse_bytes
+from hypic.errors import UnsupportedModel
+from hypic.types import Policy
+from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.files import read_all
 from hypic_apps.cli.parser import Parser, Subparsers, add_command
+
+if TYPE_CHECKING:
+    from hypic.checkpoints import CheckpointInfo
 
 SUMMARY = "list model types, or inspect a checkpoint"
 EXAMPLES = """
-hypic models                          model types that can be loaded
+hypic models                          model types, supported and refused
 hypic models path/to/checkpoint       layers, parameters, memory
+hypic models path/to/checkpoint --corpus handbook.md notes/ --memory 8GiB
 hypic models path/to/checkpoint --json
 """
-DETAILS = """A checkpoint is described from its files. One of less than 2 GB of weights is
-also loaded, which shows that it works and what a cached segment of 512 tokens
-takes; --load does that for larger ones too."""
-LOADED_BYTES = 2_000_000_000
+DETAILS = """A checkpoint of any size is described from its configuration and the headers of
+its files; no weight is read. With --corpus, texts are cut into passages and
+counted by the checkpoint's tokenizer, to say what keeping all of them takes."""
 SEGMENT_TOKENS = 512
-DUMMY_CONTEXT = 1024
+BUDGETS = ("1GiB", "4GiB", "16GiB", "64GiB", "256GiB")
 LINE_CHARS = 80
+T = {"head": "scalar T", "diagonal": "diagonal T", "dense": "dense T"}
 
 
 def add(commands: Subparsers[Parser]) -> None:
     """Adds the command."""
     parser = add_command(commands, "models", "[FOLDER]", SUMMARY, EXAMPLES, DETAILS)
     parser.add_argument("model", nargs="?", metavar="FOLDER", help="checkpoint folder")
-    parser.add_argument("--load", action="store_true", help="load the model however large it is")
+    parser.add_argument("--corpus", nargs="+", metavar="PATH", help="texts, or folders of them, to count")
+    parser.add_argument("--memory", metavar="SIZE", help="a budget for cached segments, such as 8GiB")
+    parser.add_argument("--dtype", default="auto", help="type that the weights are loaded in (default: auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lists or inspects."""
+    """Lists or inspects.
+
+    Raises:
+        UnsupportedModel: the checkpoint is refused; what is known of it has been printed.
+    """
     from hypic_apps.cli import screen
 
-    found = supported() if args.model is None else inspect(Path(args.model).expanduser(), args.load)
+    if args.model is None and (args.corpus or args.memory):
+        raise InputError("--corpus and --memory are about a checkpoint; name its folder first.")
+    found = supported() if args.model is None else inspect(args.model, args.dtype, args.corpus, args.memory)
     if args.json:
         screen.result_object(found)
     elif args.model is None:
         _print_types(found)
     else:
         _print_model(found)
+    if found.get("refusal"):
+        raise UnsupportedModel(found["refusal"])
     return 0
 
 
 def supported() -> dict[str, Any]:
-    """Model types with what their files say first, and the bundled model's folder if there is one."""
-    files = sorted((Path(hypic.__file__).parent / "engine" / "models").glob("[!_]*.py"))
-    types = {path.stem: _first_line(path) for path in files}
-    return {"model_types": types, "bundled": str(bundled()) if bundled().is_dir() else None}
+    """Model types, the refused ones with their reasons, and the bundled model's folder if there is one."""
+    from hypic.checkpoints import model_types, refused
+
+    types = {kind.name: {k: v for k, v in asdict(kind).items() if k != "name"} for kind in model_types()}
+    return {
+        "model_types": types,
+        "refused": dict(refused()),
+        "bundled": str(bundled()) if bundled().is_dir() else None,
+    }
 
 
-def inspect(folder: Path, load: bool) -> dict[str, Any]:
-    """A checkpoint's description; ``segment_bytes`` is ``None`` where it was not loaded.
+def inspect(model: str, dtype: str, corpus: Sequence[str] | None, memory: str | None) -> dict[str, Any]:
+    """A checkpoint's description; ``segment_bytes`` is that of a segment of ``segment_tokens`` tokens.
 
     Raises:
-        InputError: a file is missing or unreadable.
-        UnsupportedModel, CheckpointError: loading it fails.
+        InputError: a text cannot be read.
+        CheckpointError: a file of the checkpoint is missing or unreadable.
+        ConfigError: the type or the budget cannot be right.
     """
-    description = describe(folder)
-    wanted = load or description.weight_bytes < LOADED_BYTES
-    measured = _segment_bytes(folder) if wanted else None
-    return {**asdict(description), "segment_tokens": SEGMENT_TOKENS, "segment_bytes": measured}
+    from hypic.checkpoints import describe
+
+    budgets = [*([] if memory is None else [memory]), *BUDGETS]
+    sizes = {budget: parse_bytes(budget) for budget in budgets}
+    info = describe(model, dtype)
+    size = None if info.refusal else info.segment_bytes(SEGMENT_TOKENS)
+    found = {**asdict(info), "segment_tokens": SEGMENT_TOKENS, "segment_bytes": size}
+    if corpus and not info.refusal:
+        found["corpus"] = _count(model, info, corpus, sizes)
+    elif not info.refusal:
+        found["fits"] = {budget: _fitting(num_bytes, size) for budget, num_bytes in sizes.items()}
+    return found
 
 
-def _segment_bytes(folder: Path) -> int:
-    """What the engine reports for a segment of 512 tokens."""
-    from hypic_apps.cli.screen import notes, working
+def _count(model: str, info: CheckpointInfo, paths: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Passages of a corpus, as retrieval cuts them; those too short to pay are not cached but run live."""
+    from hypic.checkpoints import token_counts
+    from hypic_retriever import Splitter
 
-    with working(notes(), f"loading {folder.name}"):
-        from hypic import LLM, Segment
+    policy, files = Policy(), read_all(paths)
+    passages = [passage.text for file in files for passage in Splitter().split(file.text, file.name)]
+    counts = token_counts(model, list(dict.fromkeys(passages)))
+    cached = [count for count in counts if count >= policy.shortest]
+    total = sum(info.segment_bytes(count, policy.seam) for count in cached)
+    each = total // len(cached) if cached else 0
+    return {
+        "num_files": len(files),
+        "num_passages": len(counts),
+        "num_tokens": sum(counts),
+        "num_segments": len(cached),
+        "num_live": len(counts) - len(cached),
+        "segment_bytes": total,
+        "fits": {budget: min(len(cached), _fitting(size, each)) for budget, size in sizes.items()},
+    }
 
-        with LLM(str(folder), max_running=1, max_context=DUMMY_CONTEXT) as llm:
-            text = _text_of(llm, SEGMENT_TOKENS)
-            (report,) = llm.warm([Segment(text)])
-    (segment,) = report.segments
-    return segment.num_bytes
 
-
-def _text_of(llm: hypic.LLM, num_tokens: int) -> str:
-    """A text of that many tokens: words are added until it has them."""
-    words = ["river"]
-    while llm.count_tokens(" ".join(words)) < num_tokens:
-        words += ["and", "river"]
-    return " ".join(words)
-
-
-def _first_line(path: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0].rstrip(".")
+def _fitting(budget_bytes: int, segment_bytes: int | None) -> int:
+    """The most segments that a budget holds, nothing else being in it."""
+    return budget_bytes // segment_bytes if segment_bytes else 0
 
 
 def _print_types(found: dict[str, Any]) -> None:
     from hypic_apps.cli.screen import result
 
-    width = max(len(name) for name in found["model_types"])
-    for name, summary in found["model_types"].items():
-        indent = " " * (width + 2)
-        result(textwrap.fill(f"{name:<{width}}  {summary}", LINE_CHARS, subsequent_indent=indent))
+    for name, kind in found["model_types"].items():
+        text = f"{kind['models']}: {kind['linear']}, {T[kind['transition']]}; logits tested against {kind['tested']}"
+        result(_entry(name, text, found))
+    result("\nrefused:")
+    for name, reason in found["refused"].items():
+        result(_entry(name, reason, found))
     result(f"\nbundled: {BUNDLED if found['bundled'] else 'none in this installation'}")
+
+
+def _entry(name: str, text: str, found: dict[str, Any]) -> str:
+    width = max(len(name) for name in (*found["model_types"], *found["refused"]))
+    return textwrap.fill(f"{name:<{width}}  {text}", LINE_CHARS, subsequent_indent=" " * (width + 2))
 
 
 def _print_model(found: dict[str, Any]) -> None:
     from hypic_apps.cli.screen import result
 
-    layers = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found["layers"].items())
-    size = found["segment_bytes"]
     rows = {
         "model type": found["model_type"],
-        "layers": layers or "not stated",
+        "layers": ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in found["layers"].items()),
         "parameters": f"{found['num_parameters']:,}",
         "weights": human_bytes(found["weight_bytes"]),
         "context": f"{found['max_context']:,} tokens" if found["max_context"] else "not stated",
-        f"a segment of {SEGMENT_TOKENS} tokens": "not measured; add --load" if size is None else human_bytes(size),
     }
+    rows |= {} if found["refusal"] else _kept(found)
+    rows |= _corpus(found["corpus"]) if "corpus" in found else {}
     width = max(len(label) for label in rows)
     for label, value in rows.items():
         result(f"{label:<{width}}  {value}")
+
+
+def _kept(found: dict[str, Any]) -> dict[str, str]:
+    rows = {
+        "loaded": f"{human_bytes(found['loaded_bytes'])} as {found['dtype']}",
+        "linear layers": f"{found['linear']}, {T[found['transition']]}",
+        "reuse": ", ".join(found["reuse"]),
+        "a state": human_bytes(found["state_bytes"]),
+        "a transition": human_bytes(found["transition_bytes"]),
+        "K and V": f"{human_bytes(found['token_bytes'])} a token",
+        f"a segment of {SEGMENT_TOKENS} tokens": human_bytes(found["segment_bytes"]),
+    }
+    left = ", ".join(f"{name}.* ({num_bytes / 1e9:.3f} GB)" for name, num_bytes in found["left_out"].items())
+    rows |= {"left out": left} if left else {}
+    return rows | ({"fit at most": _fits(found["fits"], "")} if "fits" in found else {})
+
+
+def _corpus(found: dict[str, Any]) -> dict[str, str]:
+    return {
+        "corpus": f"{found['num_files']:,} files, {found['num_passages']:,} passages, {found['num_tokens']:,} tokens",
+        "cached": f"{found['num_segments']:,} segments, {human_bytes(found['segment_bytes'])}; "
+        f"{found['num_live']:,} shorter passages are run live",
+        "fit at most": _fits(found["fits"], f" of {found['num_segments']:,}"),
+    }
+
+
+def _fits(found: Mapping[str, int], suffix: str) -> str:
+    return ", ".join(f"{count:,}{suffix} in {budget}" for budget, count in found.items())
 
 
 def human_bytes(count: int) -> str:

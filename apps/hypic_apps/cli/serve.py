@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from hypic_apps.cli.engine import Loaded, loaded
 from hypic_apps.cli.errors import CommandError, InputError
 from hypic_apps.cli.options import add_engine_options
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
+from hypic_apps.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,15 +69,19 @@ def port(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Checks who may come in, takes the address, loads the model, serves.
+    """Checks who may come in, takes the address, loads the model, serves: what can fail at once fails first.
 
     Raises:
         InputError: an address that others can reach, without a key.
         CommandError: the address cannot be had, or the server's packages are missing.
     """
     settings = _settings(args)
+    ServerSettings(**settings)
     from hypic_apps.cli.screen import notes
 
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise CommandError(f"{missing[0]} is missing; install the server's packages: pip install 'hypic[apps]'.")
     console = notes()
     with _stopped_quietly(), _bound(args.host, args.port) as taken, loaded(args, console) as model:
         console.print(model.introduction, style="dim")
@@ -175,14 +181,9 @@ def _stopped_quietly() -> Iterator[None]:
 
 
 def _serve(model: Loaded, settings: dict[str, Any], taken: socket.socket, console: Console) -> None:
-    try:
-        import uvicorn
+    import uvicorn
 
-        from hypic_apps.server.app import create_app
-    except ImportError as error:
-        raise CommandError(
-            f"{error.name} is missing; install the server's packages with pip install 'hypic[apps]'."
-        ) from error
+    from hypic_apps.server.app import create_app
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class _Chat:
     reader: Reader
     parser: ReplyParser | None
     notes: list[str] = field(default_factory=list)
+    reasoning: str = ""
     num_calls: int = 0
 
     @classmethod
@@ -72,7 +74,8 @@ class _Chat:
                 tools if options.parse == "all" else None, in_reasoning=await service.opens_reasoning(kwargs)
             )
         sampling = body.chat_sampling(engine.max_context)
-        ask = Ask([reader.messages(body.messages)], sampling, policy, tools or None, kwargs)
+        messages = await asyncio.to_thread(reader.messages, body.messages)
+        ask = Ask([messages], sampling, policy, tools or None, kwargs)
         return cls(service, body, ask, reader, parser)
 
     def whole(self, whole: Completion) -> dict[str, Any]:
@@ -93,7 +96,7 @@ class _Chat:
         }
         envelope = Envelope.of(self.service, "chatcmpl", "chat.completion")
         hypic = {**self._report(whole), **self._tokens(whole)}
-        return envelope.around([choice], usage=usage_of([whole.usage]), hypic=hypic)
+        return envelope.around([choice], usage=usage_of([whole.usage], self._reasoning_tokens()), hypic=hypic)
 
     async def events(self, answers: Answers) -> Events:
         """The answer as chunks; ``None`` when nothing came for a while."""
@@ -109,7 +112,7 @@ class _Chat:
             for choice, extra in self._choices(last):
                 yield envelope.around([choice], **more, **extra)
         if self.body.wants_usage:
-            yield envelope.around([], usage=usage_of([last.usage]))
+            yield envelope.around([], usage=usage_of([last.usage], self._reasoning_tokens()))
 
     def _choices(self, piece: Completion) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """What one piece says: choices of as many chunks, each with what stands beside it."""
@@ -136,9 +139,14 @@ class _Chat:
         parts += self.parser.push(piece.text)
         if piece.finish_reason is not None:
             parts += self.parser.finish()
+        self.reasoning += "".join(part.reasoning for part in parts)
         self.notes += [part.note for part in parts if part.note]
         self.num_calls += sum(part.call is not None for part in parts)
         return parts
+
+    def _reasoning_tokens(self) -> int:
+        """Tokens of what was read as reasoning, counted by encoding it again."""
+        return len(self.service.engine.tokenize(self.reasoning)) if self.reasoning else 0
 
     def _finish_reason(self, last: Completion) -> str:
         if self.num_calls and last.finish_reason == "stop":

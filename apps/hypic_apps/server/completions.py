@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     service = service_of(request)
     service.check_model(body.model)
     body.refuse_unsupported()
-    batch = _Batch.of(service, body, request.state.tenant)
+    batch = await asyncio.to_thread(_Batch.of, service, body, request.state.tenant)
     answers = Answers(service, batch.ask)
     try:
         if body.stream:

@@ -32,7 +32,7 @@ class Envelope:
         return {**asdict(self), "choices": list(choices), **more}
 
 
-def usage_of(usages: Sequence[Usage | None]) -> dict[str, Any]:
+def usage_of(usages: Sequence[Usage | None], reasoning_tokens: int = 0) -> dict[str, Any]:
     """Token counts, added up over a batch; of the prompt, what was not computed again and what was newly stored."""
     known = [usage for usage in usages if usage is not None]
     prompt, answer = sum(u.prompt_tokens for u in known), sum(u.completion_tokens for u in known)
@@ -43,7 +43,7 @@ def usage_of(usages: Sequence[Usage | None]) -> dict[str, Any]:
         "completion_tokens": answer,
         "total_tokens": prompt + answer,
         "prompt_tokens_details": details,
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": min(reasoning_tokens, answer)},
     }
 
 

@@ -213,8 +213,8 @@ def _latent_rotary(config: Mapping[str, Any], plain: Rotary) -> Rotary:
         raise UnsupportedModel(f"rope_type {kind!r} is not supported with latent attention; only plain positions are.")
     if plain.dim != width:
         raise UnsupportedModel(
-            f"qk_rope_head_dim is {width} where partial_rotary_factor rotates {plain.dim} channels of a head; published "
-            "code takes one set of angles for both, so they must agree: fix config.json."
+            f"qk_rope_head_dim is {width} where partial_rotary_factor rotates {plain.dim} channels of a head; "
+            "published code takes one set of angles for both, so they must agree: fix config.json."
         )
     return Rotary(width, float(rope["rope_theta"]))
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-langchain_openai = pytest.importorskip("langchain_openai")
-
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from tests.apps.server.serving import Process
 from tests.apps.server.test_openai import PASSAGES
+
+langchain_openai = pytest.importorskip("langchain_openai")
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import runpy
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-openai = pytest.importorskip("openai")
+from tests.apps.server.serving import ROOT, Process
 
-from tests.apps.server.serving import Process
+openai = pytest.importorskip("openai")
 
 PASSAGES = [
     f"Passage {n}: the mill on the river was built in {1800 + n} by the people of the village, who ground rye there."
@@ -224,6 +225,13 @@ def test_another_model_is_not_found(client: Any) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         ask(client, "Hello", model="gpt-5")
     assert caught.value.code == "model_not_found" and caught.value.param == "model"
+
+
+def test_the_example_runs(server: Process, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runpy.run_path(str(ROOT / "examples" / "openai_client.py"))
+    run["main"](server.url)
+    out = capsys.readouterr().out
+    assert out.count("hit, hit, hit") == 1 and out.count("live, live, live") == 1 and "   0 of" in out
 
 
 def test_many_at_once(server: Process) -> None:

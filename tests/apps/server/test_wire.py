@@ -133,16 +133,19 @@ def test_tool_results_and_calls_reach_the_engine_as_templates_want_them() -> Non
     assert set(assistant) == {"role", "tool_calls"} and tool["tool_call_id"] == "c1"
 
 
-@pytest.mark.parametrize(("end", "answer"), [("", "<think>\nHm.\n</think>\n\nYes."), ("<think>\n", "Hm.\n</think>\n\nYes.")])
+@pytest.mark.parametrize(
+    ("end", "answer"), [("", "<think>\nHm.\n</think>\n\nYes."), ("<think>\n", "Hm.\n</think>\n\nYes.")]
+)
 def test_reasoning_stands_apart(end: str, answer: str) -> None:
     with serving(ServedScript(answer=answer, tokenizer=ScriptedTokenizer(end))) as client:
         message = client.post(CHAT, json=hello()).json()["choices"][0]["message"]
         found = deltas(events(client, CHAT, hello()))
+        usage = client.post(CHAT, json=hello()).json()["usage"]
         raw = client.post(CHAT, json=hello(hypic={"parse": "none"})).json()["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Yes.", "Hm.")
     assert "".join(d.get("reasoning_content", "") for d in found) == "Hm."
     assert "".join(d.get("content", "") for d in found) == "Yes."
-    assert raw["content"] == answer
+    assert raw["content"] == answer and usage["completion_tokens_details"] == {"reasoning_tokens": 1}
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
@@ -152,7 +155,8 @@ def test_an_error_inside_a_stream_is_an_event() -> None:
     with serving(ServedScript(fails_after=NonFiniteOutput("NaN."))) as client:
         for path, body in ((CHAT, hello()), (TEXT, {"prompt": "x"})):
             *_, last = events(client, path, body)
-            assert last == {"error": {"message": "NaN.", "type": "server_error", "param": None, "code": "non_finite_output"}}
+            told = {"message": "NaN.", "type": "server_error", "param": None, "code": "non_finite_output"}
+            assert last == {"error": told}
 
 
 def test_silence_is_filled_with_comments() -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from hypic.engine.layers.conv import causal_conv
 from hypic_apps.train import exam, fit
-from hypic_apps.train.export import BUDGET_BYTES, export
+from hypic_apps.train.export import BUDGET_BYTES, export, load
 from hypic_apps.train.initial import initialise
-from hypic_apps.train.model import Shape, Trainee
+from hypic_apps.train.model import Shape, Trainee, shifted_conv
 from hypic_apps.train.render import Encoder, Row, Weights
 from hypic_apps.train.vocabulary import save
 
@@ -157,3 +158,27 @@ def test_greedy_answers_are_what_the_argmax_says(model: Trainee, encoder: Encode
     assert isinstance(text, str)
     counted = exam.ONLY_ANSWERS
     assert counted == Weights(0.0, 0.0, 1.0)
+
+
+def test_the_shifted_convolution_is_the_engines_row_by_row() -> None:
+    rows, length, channels, width = 3, 20, 8, 4
+    torch.manual_seed(5)
+    x = torch.randn(rows, length, channels, dtype=torch.float64)
+    weight = torch.randn(channels, 1, width, dtype=torch.float64)
+    places = torch.arange(length).repeat(rows)
+    history = (places >= torch.arange(1, width)[:, None])[..., None]
+    given = shifted_conv(x.flatten(0, 1), weight, history).view_as(x)
+    padded = torch.cat([x.new_zeros(rows, width - 1, channels), x], dim=1)
+    torch.testing.assert_close(given, causal_conv(padded, weight))
+    leaking = shifted_conv(x.flatten(0, 1), weight, torch.ones_like(history)).view_as(x)
+    assert not torch.allclose(leaking[1:, : width - 1], given[1:, : width - 1]), "rows see each other without it"
+
+
+def test_an_exported_folder_loads_again(model: Trainee, encoder: Encoder, tmp_path: Path) -> None:
+    save(encoder.tokenizer, tmp_path / "tokenizer", 512)
+    export(model, tmp_path / "tokenizer", tmp_path / "out", torch.float32)
+    tokens = ids(1, 64)
+    again = load(tmp_path / "out")
+    assert again.shape == SMALL
+    with torch.no_grad():
+        assert torch.equal(again.logits(tokens), model.logits(tokens))

@@ -188,13 +188,13 @@ def swap_states(patch: pytest.MonkeyPatch) -> None:
 
     from hypic.engine import batch
 
-    sound = batch._scan_plan
+    sound = batch.scan_plan
 
     def faulty(*args: object) -> batch.ScanPlan:
         plan = sound(*args)  # type: ignore[arg-type]
         return replace(plan, write_slots=torch.flip(plan.write_slots, (0,)))
 
-    patch.setattr(batch, "_scan_plan", faulty)
+    patch.setattr(batch, "scan_plan", faulty)
 
 
 def bites(error: float, tolerance: float = TOLERANCE["float64"]) -> bool:

@@ -106,7 +106,9 @@ class LatentAttention(Attention):
         heads = (normed @ self.w["kv_b_proj.weight"].T).reshape(count, self.num_heads, plain + c["v_head_dim"])
         shared = both[:, None, latent:].expand(count, self.num_heads, rotary)
         keys = torch.cat([pairs_apart(shared), heads[..., :plain]], dim=-1)
-        return torch.cat([pairs_apart(q[..., plain:]), q[..., :plain]], dim=-1), keys, heads[..., plain:], None
+        # As wide as keys, as the reference's attention has it.
+        values = torch.nn.functional.pad(heads[..., plain:], (0, self.head_dim - c["v_head_dim"]))
+        return torch.cat([pairs_apart(q[..., plain:]), q[..., :plain]], dim=-1), keys, values, None
 
     def _queries(self, x: Tensor) -> Tensor:
         if "q_proj.weight" in self.w:
@@ -115,7 +117,7 @@ class LatentAttention(Attention):
         return low @ self.w["q_b_proj.weight"].T
 
     def output(self, o: Tensor, gate: Tensor | None) -> Tensor:
-        return o.flatten(1) @ self.w["dense.weight"].T
+        return o[..., : self.config["v_head_dim"]].flatten(1) @ self.w["dense.weight"].T
 
 
 def pairs_apart(x: Tensor) -> Tensor:

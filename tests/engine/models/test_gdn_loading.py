@@ -22,6 +22,7 @@ from hypic.engine.runner import Runner
 from hypic.errors import CheckpointError, UnsupportedModel
 from tests.checkpoints_gdn import (
     RING,
+    YARN,
     configure,
     fuse_experts,
     logits_of,
@@ -128,8 +129,11 @@ def test_quantised_tensors_are_refused(dtype: torch.dtype, tmp_path: Path) -> No
     ("changes", "named"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ({"architectures": ["BailingMoeV2_5ForCausalLM"]}, "BailingMoeV2_5ForCausalLM"),
-        ({"kv_lora_rank": 512}, "kv_lora_rank"),
+        ({"architectures": ["BailingMoeV4ForCausalLM"]}, "BailingMoeV4ForCausalLM"),
+        ({"kv_lora_rank": 16, "linear_silu": True}, "linear_silu"),
+        ({"kv_lora_rank": 16, "qk_rope_head_dim": 4}, "qk_rope_head_dim is 4"),
+        ({"kv_lora_rank": 16, "qk_rope_head_dim": 8, "rope_interleave": False}, "rope_interleave"),
+        ({"kv_lora_rank": 16, "qk_rope_head_dim": 8, "rope_scaling": YARN}, "rope_type 'yarn'"),
         ({"score_function": "softmax"}, "score_function"),
         ({"use_qkv_bias": True}, "use_qkv_bias"),
         ({"layer_types": ["linear_attention"] * 2}, "2 layer_types for 5 layers"),

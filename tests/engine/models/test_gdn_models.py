@@ -152,6 +152,7 @@ APPLYING = {
     "olmo": LINEAR | CONV,
     "olmo-rope": PLACE,
     "ring": LINEAR | PLACE | MOVES,
+    "ring-latent": LINEAR | PLACE | MOVES,
 }
 CASES = [
     pytest.param(name, fault, id=f"{name}-{label}") for name, some in APPLYING.items() for label, fault in some.items()
@@ -188,8 +189,8 @@ def test_one_mixing_layer_equals_everything_live(name: str, bench: Make) -> None
     ("name", "fault"),
     [
         *((f"{family}-linear", drop_transition) for family in ("next", "moe", "olmo", "ring")),
-        *((f"{family}-full", FAULTS["no-rotation"]) for family in ("next", "moe", "ring")),
-        *((name, stay_in_place) for name in ("ring-linear", "ring-yarn-linear")),
+        *((f"{family}-full", FAULTS["no-rotation"]) for family in ("next", "moe", "ring", "ring-latent")),
+        *((name, stay_in_place) for name in ("ring-linear", "ring-yarn-linear", "ring-latent-linear")),
         ("olmo-linear", FAULTS["empty-tail"]),
         ("next-linear", FAULTS["padded-tail"]),
     ],
@@ -240,7 +241,7 @@ def test_only_ring_moves_states(bench: Make, monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(linear_attention, "move", counted)
         bench(name).ask(few_segments())
-    assert set(moved) == {"ring"}
+    assert set(moved) == {"ring", "ring-latent"}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -1,0 +1,110 @@
+"""``hypic eval``: what reuse costs in exactness. ``--algebra``: what dropping ``T`` costs, family by family."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
+
+if TYPE_CHECKING:
+    from hypic_apps.eval.algebra import Row
+
+SUMMARY = "measure what reuse costs in exactness"
+EXAMPLES = """
+hypic eval --algebra                    a table, family by family
+hypic eval --algebra --family minimax --json
+hypic eval --algebra --save algebra.json
+"""
+DETAILS = """--algebra answers prompts of several segments with tiny random models of every
+family, composed by transition, addition and last, against full recompute."""
+
+
+def add(commands: Subparsers[Parser]) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "eval", "--algebra", SUMMARY, EXAMPLES, DETAILS)
+    parser.add_argument("--algebra", action="store_true", help="what dropping the transition costs")
+    parser.add_argument("--family", action="append", metavar="TYPE", help="only this model type; may be repeated")
+    parser.add_argument("--prompts", type=positive, default=4, metavar="N", help="prompts to average (default: 4)")
+    parser.add_argument("--save", metavar="FILE", help="write the result as JSON too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints."""
+    from hypic_apps.cli import screen
+    from hypic_apps.eval import algebra
+    from hypic_apps.eval.tiny import CONFIGS
+
+    if not args.algebra:
+        raise InputError("name what to measure: --algebra.")
+    names = [name for name in CONFIGS if not args.family or name.partition(" ")[0] in args.family]
+    unknown = [family for family in args.family or () if family not in {name.partition(" ")[0] for name in CONFIGS}]
+    if unknown:
+        raise InputError(f"{unknown[0]!r} is no model type; hypic models lists them.")
+    with screen.working(screen.notes(), "measuring"):
+        rows = list(algebra.measure(names, args.prompts))
+    found = as_json(rows, args.prompts)
+    if args.save:
+        _save(Path(args.save), found)
+    if args.json:
+        screen.result_object(found)
+    else:
+        for line in table(rows):
+            screen.result(line)
+    return 0
+
+
+def as_json(rows: Iterable[Row], num_prompts: int) -> dict[str, Any]:
+    """Errors by family and way of composing, with what they were measured on."""
+    import hypic
+    from hypic_apps.cli.hardware import hardware
+    from hypic_apps.eval import algebra
+
+    return {
+        "what": "relative error of composing cached segments against full recompute, tiny random models, float64",
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(["hypic", *sys.argv[1:]]),
+        "hypic": hypic.__version__,
+        **hardware(),
+        "num_prompts": num_prompts,
+        "segment_tokens": list(algebra.SEGMENT_TOKENS),
+        "families": {
+            row.name: {"transition": row.transition, **{how: asdict(e) for how, e in row.errors.items()}}
+            for row in rows
+        },
+    }
+
+
+def table(rows: Iterable[Row]) -> list[str]:
+    """What dropping T costs, as Markdown: for each way, the error of the first and last state and of the logits."""
+    from hypic_apps.eval.algebra import COMPOSES
+
+    heads = [f"{how}: {part}" for how in COMPOSES for part in ("first state", "last state", "logits")]
+    lines = [f"| family | T | {' | '.join(heads)} |", "|" + "---|" * (len(heads) + 2)]
+    for row in rows:
+        values = [shown(value) for how in COMPOSES for value in asdict(row.errors[how]).values()]
+        lines.append(f"| `{row.name}` | {row.transition} | {' | '.join(values)} |")
+    return lines
+
+
+def shown(error: float) -> str:
+    """A share in per cent, or a power of ten where it is rounding."""
+    return f"{error:.0e}" if error < 1e-6 else f"{100 * error:.2g} %" if error < 1 else f"{100 * error:.0f} %"
+
+
+def _save(path: Path, found: Mapping[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}; name another file.") from error

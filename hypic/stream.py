@@ -1,0 +1,57 @@
+"""One answer as it comes: an iterator that frees all its request holds when it is closed or dropped."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from hypic.engine.engine import Emission, Task
+from hypic.engine.loop import EngineLoop
+from hypic.errors import HypicError
+from hypic.types import Completion
+
+Inbox = queue.SimpleQueue[Emission]
+
+
+class Stream(Iterator[Completion]):
+    """The pieces of one answer. Closing it, or dropping it unread or half read, frees all that the request holds."""
+
+    def __init__(self, loop: EngineLoop, inbox: Inbox, task: Task, remember: Callable[[Task, Answer], None]) -> None:
+        self._loop, self._inbox, self._task, self._remember = loop, inbox, task, remember
+        self._answer = Answer()
+
+    def __next__(self) -> Completion:
+        if self._answer.is_over:
+            raise StopIteration
+        piece = self._answer.take(self._inbox.get())
+        if self._answer.is_over:
+            self._remember(self._task, self._answer)
+        return piece
+
+    def close(self) -> None:
+        """Break the answer off."""
+        if not self._answer.is_over:
+            self._answer.is_over = True
+            self._loop.abort(self._task.id)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@dataclass
+class Answer:
+    """What has come of one answer so far."""
+
+    texts: list[str] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    is_over: bool = False
+
+    def take(self, emission: Emission) -> Completion:
+        """The next piece; raises what ended the request."""
+        self.is_over = emission.is_last
+        if isinstance(emission.result, HypicError):
+            raise emission.result
+        self.texts.append(emission.result.text)
+        self.ids += emission.result.token_ids
+        return emission.result

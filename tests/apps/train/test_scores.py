@@ -1,0 +1,49 @@
+"""Intervals of scores, and exam items that go through a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hypic_apps.train import schema, smoke
+from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.exam import Item, Papers
+from hypic_apps.train.render import Encoder
+from hypic_apps.train.scores import share, wilson
+
+
+def test_wilsons_interval() -> None:
+    low, high = wilson(8, 10)  # worked by hand from the formula of 1927
+    assert (low, high) == (pytest.approx(0.4902, abs=1e-3), pytest.approx(0.9433, abs=1e-3))
+    assert wilson(0, 10)[0] == pytest.approx(0.0, abs=1e-12)
+    assert wilson(10, 10)[1] == pytest.approx(1.0)
+
+
+def test_a_share_counts() -> None:
+    found = share([True, False, True, True])
+    assert (found["num_true"], found["num_items"], found["share"]) == (3, 4, 0.75)
+    assert found["interval_95"][0] < 0.75 < found["interval_95"][1]
+
+
+def test_items_come_back_from_a_file_and_depend_on_seed_and_place(
+    corpus: Corpus, encoder: Encoder, tmp_path: Path
+) -> None:
+    papers = Papers(corpus, schema.load(), encoder)
+    maker = papers.worlds(4, "test", "1hop")
+    items = papers.items(maker, 5, 3)
+    assert smoke.write(items, tmp_path / "items.json.xz") == (tmp_path / "items.json.xz").stat().st_size
+    assert smoke.read(tmp_path / "items.json.xz") == items
+    assert papers.items(maker, 2, 3) == items[:2]
+    assert papers.items(maker, 2, 4) != items[:2]
+
+
+def test_plain_items_hold_no_real_sentences(corpus: Corpus, encoder: Encoder) -> None:
+    papers = Papers(corpus, schema.load(), encoder)
+    papers.library.sentences = ("Rain fell on the hills all night.",)
+
+    def with_real_text(items: list[Item]) -> int:
+        return sum(sentence in text for i in items for text in i.passages for sentence in papers.library.sentences)
+
+    assert with_real_text(papers.items(papers.worlds(4, "test", "1hop", plain=True), 12, 1)) == 0
+    assert with_real_text(papers.items(papers.worlds(4, "test", "1hop"), 12, 1)) > 0
