@@ -29,9 +29,13 @@ $(RUN_STAMP): | $(BIN)/python
 	$(INSTALL) -e '.[langchain,retriever]'
 	rm -f $(VENV)/.run-* && touch $@
 
+$(APP_STAMP): | $(BIN)/python
+	$(INSTALL) -e '.[apps]'
+	rm -f $(VENV)/.app-* && touch $@
+
 $(TEST_STAMP): | $(BIN)/python
 	$(INSTALL) -e '.[dev,all]'
-	rm -f $(VENV)/.run-* $(VENV)/.test-* && touch $(RUN_STAMP) $@
+	rm -f $(VENV)/.run-* $(VENV)/.app-* $(VENV)/.test-* && touch $(RUN_STAMP) $(APP_STAMP) $@
 
 demo: $(RUN_STAMP)
 	$(BIN)/hypic demo

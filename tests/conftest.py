@@ -24,6 +24,12 @@ settings.register_profile("hypic", deadline=None, derandomize=True)
 settings.load_profile("hypic")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is remembered of checkpoints' files stays out of the user's cache folder."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """The same random numbers whatever ran before."""

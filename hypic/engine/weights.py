@@ -276,4 +276,5 @@ def _drawn(model: nn.Module, name: str, shape: torch.Size, generator: torch.Gene
         return torch.zeros(shape)
     if len(shape) == 1:
         return torch.full(shape, 0.0 if getattr(module, "zero_centred", False) else 1.0)
-    return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+    normal: Tensor = torch.randn(shape, generator=generator) * float(shape[-1]) ** -0.5
+    return normal

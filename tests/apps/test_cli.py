@@ -15,12 +15,12 @@ import pytest
 
 from hypic.config import EngineConfig
 from hypic.types import Policy
-from hypic_apps.cli import chat, engine, models
+from hypic_apps.cli import chat, engine
 from hypic_apps.cli.main import build, main
 from hypic_apps.cli.options import HELP, engine_settings
 from tests.apps.cli_files import SMALL, checkpoint, documents
 
-COMMANDS = ("demo", "ask", "chat", "models")
+COMMANDS = ("demo", "ask", "chat", "models", "eval")
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "rich", "numpy", "langchain_core", "faiss")
 
@@ -301,16 +301,6 @@ def test_models_measures_a_segment(model: str, capsys: pytest.CaptureFixture[str
     # end state 16 x 12, transition 16 x 16, and a tail of 3 x 112 channels.
     assert found["segment_bytes"] == 512 * 2 * 2 * 32 * 2 * 4 + 2 * 4 * (4 * (16 * 12 + 16 * 16) + 3 * 112)
     assert found["layers"] == {"linear_attention": 2, "full_attention": 2}
-
-
-def test_models_prints_a_large_model_without_loading_it(
-    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(models, "LOADED_BYTES", 1)
-    assert main(["models", model]) == 0
-    assert "not measured; add --load" in capsys.readouterr().out
-    assert main(["models", model, "--load"]) == 0
-    assert "KiB" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

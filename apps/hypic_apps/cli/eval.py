@@ -79,7 +79,7 @@ def as_json(rows: Iterable[Row], num_prompts: int) -> dict[str, Any]:
         "num_prompts": num_prompts,
         "segment_tokens": list(algebra.SEGMENT_TOKENS),
         "families": {
-            row.name: {"transition": row.transition, **{how: asdict(e) for how, e in row.errors.items()}}
+            row.name: {"T": row.transition, "errors": {how: asdict(error) for how, error in row.errors.items()}}
             for row in rows
         },
     }

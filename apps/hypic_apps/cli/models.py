@@ -6,7 +6,6 @@ import argparse
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypic.checkpoints import BUNDLED, bundled

@@ -109,6 +109,7 @@ CONFIGS: Mapping[str, Config] = {
         "linear_head_dim": 16,
         "linear_conv_kernel_dim": 4,
     },
+    "lfm2": {**COMMON, **ROPE, "layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3, "norm_eps": 1e-5},
     "minimax": {**COMMON, **ROPE, "layer_types": TYPES, "num_local_experts": 4, "num_experts_per_tok": 2},
     "nemotron_h": {
         **COMMON,

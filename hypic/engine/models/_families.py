@@ -29,6 +29,7 @@ FAMILIES: Mapping[str, Family] = {
     "falcon_h1": Family("Falcon-H1", "Mamba-2 beside attention", "head"),
     "granitemoehybrid": Family("Granite 4 H", "Mamba-2", "head"),
     "kimi_linear": Family("Kimi-Linear", "KDA", "dense"),
+    "lfm2": Family("LFM2", "gated short convolutions, no state", "head"),
     "minimax": Family(
         "MiniMax-Text-01, M1", "Lightning", "head", "transformers; partial rotary: own float64 reference"
     ),
@@ -50,7 +51,6 @@ ALIASES: Mapping[str, str] = {
     "inkling2": "inkling",
     "inkling2_text": "inkling",
     "inkling2_loop": "inkling",
-    "lfm2_moe": "lfm2",
     "qwen4_exp_text": "qwen4_exp",
 }
 # Architectures whose files share a ``model_type`` with another model.
@@ -65,8 +65,8 @@ REFUSED: Mapping[str, str] = {
     "inkling": "its keys, values and outputs pass through short convolutions, whose tails have no cache here",
     "jamba": _MAMBA_1,
     "lara_mini": _SLIDING,
-    "lfm2": "its convolution layers keep a tail and no recurrent state, a kind of layer that is not built here",
-    "lfm3": f"{_SLIDING}, and its convolution layers keep a tail and no recurrent state",
+    "lfm2_moe": "its experts are not built here",
+    "lfm3": _SLIDING,
     "mamba": _MAMBA_1,
     "mamba2": "it has no attention layers, and no file here builds such a model",
     "qwen4_exp": f"{_SPARSE}, and it reads embeddings of token n-grams, which reach across a segment's border",

@@ -1,4 +1,4 @@
-"""``ChatHypic``: a LangChain chat model on a hypic engine in this process.
+"""``ChatHypic``: a LangChain chat model on a hypic engine in this process, or on a running ``hypic serve``.
 
 Streaming is the primitive; whole answers drain it. Async is the engine's own async, so a cancelled
 task aborts its request. What is asked of an answer's form is ``tools``' matter, reading it ``replies``'.
@@ -6,6 +6,7 @@ task aborts its request. What is asked of an answer's form is ``tools``' matter,
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, closing
@@ -116,7 +117,7 @@ class ChatHypic(EngineOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        call, request, reader = self._prepare(messages, stop, kwargs)
+        call, request, reader = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
         async with aclosing(call.astream(request.prompt)) as pieces:
             return reader.result([piece async for piece in pieces])
 
@@ -141,7 +142,7 @@ class ChatHypic(EngineOptions, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        call, request, reader = self._prepare(messages, stop, kwargs)
+        call, request, reader = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
         async with aclosing(call.astream(request.prompt)) as pieces:
             async for piece in pieces:
                 chunk = reader.chunk(piece)

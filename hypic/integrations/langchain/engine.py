@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.exceptions import (
     ContextOverflowError,
@@ -44,6 +44,27 @@ def langchain_errors() -> Iterator[None]:
         yield
     except HypicError as error:
         raise next(theirs for ours, theirs in _TRANSLATED if isinstance(error, ours))(str(error)) from error
+
+
+class Served:
+    """A running server where otherwise a share of an engine in this process is held (``Lease``)."""
+
+    def __init__(self, base_url: str, api_key: str | None, model: str | None, max_retries: int | None) -> None:
+        from hypic.integrations.remote import RemoteEngine
+
+        retries: dict[str, Any] = {} if max_retries is None else {"max_retries": max_retries}
+        self._remote = RemoteEngine(base_url, api_key=api_key, model=model, **retries)
+
+    @property
+    def engine(self) -> TextEngine:
+        return self._remote
+
+    def close(self) -> None:
+        """Closes idle connections."""
+        self._remote.close()
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
 
 @dataclass(frozen=True)

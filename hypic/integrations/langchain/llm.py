@@ -1,4 +1,4 @@
-"""``HypicLLM``: a LangChain string model on a hypic engine in this process.
+"""``HypicLLM``: a LangChain string model on a hypic engine in this process, or on a running ``hypic serve``.
 
 Takes a ``hypic.Prompt``, a list of ``hypic.Segment``, a string, or messages; segments reach the
 engine unmerged on every path, because each input becomes a ``SegmentedStr``. Answers are ``str``;
@@ -124,7 +124,7 @@ class HypicLLM(EngineOptions, BaseLLM):
     ) -> LLMResult:
         if self.streaming and len(prompts) == 1:
             return _flattened([chunk async for chunk in self._astream(prompts[0], stop, run_manager, **kwargs)])
-        call, requests = self._prepare(prompts, stop, kwargs)
+        call, requests = await asyncio.to_thread(self._prepare, prompts, stop, kwargs)
         tasks = [asyncio.ensure_future(_drain(call, request)) for request in requests]
         try:
             return _result(await asyncio.gather(*tasks), call, requests)
@@ -156,7 +156,7 @@ class HypicLLM(EngineOptions, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        call, (request,) = self._prepare([prompt], stop, kwargs)
+        call, (request,) = await asyncio.to_thread(self._prepare, [prompt], stop, kwargs)
         async with aclosing(call.astream(request.prompt)) as pieces:
             async for piece in pieces:
                 chunk = GenerationChunk(text=piece.text, generation_info=_info(piece, call, request))

@@ -23,7 +23,7 @@ from hypic.integrations._common import (
     registry_of,
     tokenize_with,
 )
-from hypic.integrations.langchain.engine import Call, langchain_errors
+from hypic.integrations.langchain.engine import Call, Served, langchain_errors
 from hypic.types import Policy, SamplingParams, TextEngine
 
 POLICY = tuple(f.name for f in fields(Policy))
@@ -47,6 +47,8 @@ class EngineOptions(BaseModel):
     """Engine settings such as ``device`` or ``memory``, passed on to ``hypic.LLM``."""
     engine: Any = Field(default=None, exclude=True, repr=False)
     """An engine to use as it is; otherwise one per model and settings is shared in this process."""
+    base_url: str | None = None
+    """A running ``hypic serve`` in the place of an engine here; ``model`` is then what it calls its model."""
     policy: Policy | None = None
     """What may be reused; ``None`` leaves it to the engine."""
     namespace: str | None = None
@@ -74,9 +76,9 @@ class EngineOptions(BaseModel):
     timeout: float | None = None
     """Seconds for a whole call."""
     max_retries: int | None = None
-    """Taken so that code can switch providers; an engine in this process has nothing to retry."""
+    """How often a server that is full or away is asked again; an engine in this process has nothing to retry."""
     api_key: SecretStr | None = Field(default=None, exclude=True)
-    """Taken so that code can switch providers; an engine in this process asks for none."""
+    """The server's, if it asks for one; an engine in this process does not."""
 
     @model_validator(mode="before")
     @classmethod
@@ -95,6 +97,8 @@ class EngineOptions(BaseModel):
     def _check_hypic_options(self) -> Self:
         if self.engine is not None and not isinstance(self.engine, TextEngine):
             raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
+        if self.base_url is not None and (self.engine is not None or self.settings):
+            raise ValueError("base_url names a server, which has an engine and settings of its own; leave yours out.")
         self._sampling(None)
         # Made now: made on first use, two threads could each make one, and copies would not share it.
         _ = self._leases
@@ -102,7 +106,7 @@ class EngineOptions(BaseModel):
 
     # Not a private attribute: those would displace the base class's own initialisation.
     @cached_property
-    def _leases(self) -> dict[str, Lease]:
+    def _leases(self) -> dict[str, Lease | Served]:
         return {}
 
     @property
@@ -117,22 +121,30 @@ class EngineOptions(BaseModel):
         named = {"model_name": self.model_name, "policy": policy}
         if self.engine is not None:
             named["fingerprint"] = fingerprint_of(self.engine)
-        names = (*SAMPLING, "settings", "namespace", "split_flat", "chat_template_kwargs")
+        names = (*SAMPLING, "settings", "base_url", "namespace", "split_flat", "chat_template_kwargs")
         return {**{name: getattr(self, name) for name in names}, **named}
 
     def get_engine(self) -> TextEngine:
-        """The engine, started on first use.
+        """The engine, started on first use; with ``base_url`` the server's, to which nothing is sent yet.
 
         Raises:
             ModelNotFoundError: the model cannot be loaded.
+            ModelInvalidRequestError: ``base_url`` is no HTTP address.
         """
         if self.engine is not None:
             given: TextEngine = self.engine
             return given
-        key = repr((self.model, sorted(self.settings.items())))
+        server = (self.base_url, hash(self.api_key), self.max_retries)
+        key = repr((self.model, sorted(self.settings.items()), server))
         with langchain_errors():
-            lease = self._leases.get(key) or self._leases.setdefault(key, Lease(self.model, self.settings))
+            lease = self._leases.get(key) or self._leases.setdefault(key, self._taken())
         return lease.engine
+
+    def _taken(self) -> Lease | Served:
+        if self.base_url is None:
+            return Lease(self.model, self.settings)
+        key = None if self.api_key is None else self.api_key.get_secret_value()
+        return Served(self.base_url, key, self.model, self.max_retries)
 
     def close(self) -> None:
         """Gives this model's share of the engine back; the next call takes one anew. Copies share it."""
@@ -142,12 +154,18 @@ class EngineOptions(BaseModel):
     def get_token_ids(self, text: str) -> list[int]:
         """Token ids of ``text`` by itself, as segments are encoded."""
         custom = getattr(self, "custom_get_token_ids", None)
-        return list(custom(text)) if custom is not None else tokenize_with(self.get_engine(), text)
+        if custom is not None:
+            return list(custom(text))
+        with langchain_errors():
+            return tokenize_with(self.get_engine(), text)
 
     def get_num_tokens(self, text: str) -> int:
         """Number of tokens of ``text`` by itself."""
         custom = getattr(self, "custom_get_token_ids", None)
-        return len(custom(text)) if custom is not None else count_tokens_with(self.get_engine(), text)
+        if custom is not None:
+            return len(custom(text))
+        with langchain_errors():
+            return count_tokens_with(self.get_engine(), text)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
         # An engine is a resource, not a value: copies share it.
@@ -189,7 +207,7 @@ class EngineOptions(BaseModel):
         engine = self.get_engine()
         with langchain_errors():
             sampling = self._sampling(stop)
-        name = model_name_of(engine, self.model)
+            name = model_name_of(engine, self.model)
         return Call(engine, name, sampling, self.policy, self.chat_template_kwargs, self.timeout)
 
     def _known_texts(self, engine: TextEngine) -> KnownTexts:

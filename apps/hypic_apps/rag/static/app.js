@@ -70,7 +70,7 @@ function showState() {
   const { model, documents, cache } = page.state;
   $("model").textContent = [model.introduction, model.advice].filter(Boolean).join(" ");
   $("count").textContent = documents.length ? number(documents.length) : "";
-  $("documents").replaceChildren(...documents.map(documentItem));
+  showDocuments(documents);
   $("warm").disabled = !documents.length || page.working !== null;
   const evicted = cache.evictions ? `, ${plural(cache.evictions, "eviction")}` : "";
   $("cache").textContent = `Cache: ${plural(cache.num_entries, "entry").replace("entrys", "entries")}, ${bytes(cache.held_bytes)}${evicted}`;
@@ -83,13 +83,22 @@ function showState() {
   }
 }
 
+// What did not change keeps its node, so that neither focus nor pointer loses it.
+function showDocuments(documents) {
+  const known = new Map([...$("documents").children].map((node) => [node.dataset.shown, node]));
+  const nodes = documents.map((doc) => known.get(JSON.stringify(doc)) ?? documentItem(doc));
+  const kept = new Set(nodes);
+  for (const node of known.values()) if (!kept.has(node)) node.remove();
+  nodes.forEach((node, n) => $("documents").children[n] === node || $("documents").insertBefore(node, $("documents").children[n] ?? null));
+}
+
 function documentItem(doc) {
   const meter = el("span", { class: "meter" }, el("i"));
   meter.firstChild.style.width = `${(100 * doc.num_cached) / Math.max(1, doc.num_passages)}%`;
   const told = `${number(doc.num_cached)} of ${plural(doc.num_passages, "passage")} cached`;
   const tool = (label, action) =>
     el("button", { type: "button", class: "quiet", "aria-label": `${label} ${doc.name}`, onclick: action }, label);
-  return el("li", { "data-name": doc.name },
+  return el("li", { "data-shown": JSON.stringify(doc) },
     el("span", { class: "name", title: doc.name }, doc.name),
     el("span", { class: "tools" }, tool("Edit", () => openEditor(doc)), tool("Delete", () => remove(doc))),
     el("span", { class: "cached" }, meter, told));

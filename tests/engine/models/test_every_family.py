@@ -1,0 +1,234 @@
+"""The contracts of reuse for every model type that has a file: whoever adds one adds a tiny checkpoint here.
+
+Truth for what theory calls exact is full recompute by transformers, widened to float64, or this project's own reference
+where transformers has no such model. Where a written-out chain reference exists, prompts of many segments are compared
+with it too; elsewhere the engine is compared with itself. Every contract is shown to bite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hypic.engine import scheduler
+from hypic.engine.models import supported
+from hypic.engine.models._families import FAMILIES, REFUSED
+from hypic.engine.plan import Piece
+from hypic_apps.eval.tiny import CONFIGS
+from tests import checkpoints, checkpoints_gdn, checkpoints_kda, checkpoints_mamba
+from tests.engine.faults import FAULTS
+from tests.engine.harness import TOLERANCE, Answer, Bench, few_segments, links, live, many_segments, relative, seg
+from tests.engine.models import oracle_contracts as contracts
+from tests.engine.models import ring_latent
+from tests.engine.models.gdn_reference import FamilyReference
+from tests.engine.models.oracle_contracts import Models, bites
+from tests.reference import Reference
+
+Make = Callable[[Path], Path]
+Truth = Callable[[Path, Sequence[int]], Tensor]
+LFM2 = checkpoints_mamba.SIZES | {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention"] * 2,
+    "conv_L_cache": 3,
+    "block_multiple_of": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+LATENT_RING = "bailing_moe_linear-2.5"
+BUILDERS: Mapping[str, Make] = {
+    **{name: partial(checkpoints_kda.write, kind=name) for name in checkpoints_kda.MODELS},
+    **{name: partial(checkpoints_mamba.write, kind=name) for name in checkpoints_mamba.MODELS},
+    "bailing_moe_linear": checkpoints_gdn.ring,
+    LATENT_RING: ring_latent.write,
+    "lfm2": lambda folder: checkpoints_mamba.save(folder, "Lfm2ForCausalLM", "Lfm2Config", LFM2),
+    "minimax": checkpoints.minimax,
+    "olmo_hybrid": checkpoints_gdn.olmo_hybrid,
+    "qwen3_5_moe_text": checkpoints_gdn.qwen3_5_moe,
+    "qwen3_5_text": checkpoints.qwen,
+    "qwen3_next": checkpoints_gdn.qwen3_next,
+}
+REFERENCES: Mapping[str, Callable[[Path], Reference]] = {
+    **dict.fromkeys(("minimax", "qwen3_5_text"), Reference),
+    **dict.fromkeys(("bailing_moe_linear", LATENT_RING), FamilyReference),
+    **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_next"), FamilyReference),
+}
+NAMES = [*supported(), LATENT_RING]
+EXACT = TOLERANCE["float64"]
+SHORT = [live(3, 1), seg(20, 2), live(2, 3), seg(13, 4), live(5, 5)]
+
+
+def own_truth(folder: Path, ids: Sequence[int]) -> Tensor:
+    """transformers has no such model: one row of the written-out reference."""
+    return FamilyReference(folder).full(list(ids)).logits
+
+
+TRUTHS: Mapping[str, Truth] = {
+    **dict.fromkeys(("bailing_moe_linear", LATENT_RING), own_truth),
+    **dict.fromkeys(("minimax", "qwen3_5_text"), checkpoints.exact_oracle_logits),
+    **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_next"), checkpoints_gdn.exact_logits),
+}
+
+
+class Every(Models):
+    """Tiny checkpoints by model type, each with the truth that fits it."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        super().__init__(BUILDERS, make_folder)
+        made = self.folder
+        self.folder = cache(lambda name: made(_known(name)))
+        self._exact = cache(lambda name, ids: TRUTHS.get(name, checkpoints_mamba.exact_logits)(self.folder(name), ids))
+
+
+def _known(name: str) -> str:
+    if name not in BUILDERS:
+        pytest.fail(f"hypic/engine/models/{name}.py has no tiny checkpoint: add a builder to BUILDERS in this file.")
+    return name
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Every:
+    torch.set_num_threads(1)
+    return Every(lambda name: tmp_path_factory.mktemp(name))
+
+
+# -- every file is known ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", supported())
+def test_a_model_file_has_all_that_is_asked_of_one(name: str) -> None:
+    assert name in BUILDERS, f"hypic/engine/models/{name}.py has no tiny checkpoint: add a builder to BUILDERS here."
+    assert name in FAMILIES, f"{name} is not in the table of hypic/engine/models/_families.py; add it."
+    assert name in {key.partition(" ")[0] for key in CONFIGS}, f"{name} is not in hypic_apps/eval/tiny.py; add it."
+
+
+def test_tables_name_no_file_that_is_not_there() -> None:
+    assert set(FAMILIES) == set(supported()) and not set(FAMILIES) & set(REFUSED)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kind_of_transition_is_the_table_s(name: str, models: Every) -> None:
+    layout = models.runner(name, "float64").pool.layout
+    assert {shape.transition for shape in layout.linear} == {FAMILIES[name.partition("-")[0]].transition}
+
+
+def test_a_file_without_a_builder_fails_by_name(models: Every) -> None:
+    with pytest.raises(pytest.fail.Exception, match="rwkv_9.py has no tiny checkpoint"):
+        models.bench("rwkv_9")
+
+
+# -- exact -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_segment_at_the_head_equals_full_recompute(
+    name: str, models: Every, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert contracts.head_error(models, name) < EXACT
+    FAULTS["drop-transition"](monkeypatch)
+    assert bites(contracts.head_error(models, name))
+    monkeypatch.undo()
+    contracts.forget_a_key(monkeypatch)
+    assert bites(contracts.head_error(models, name))
+
+
+def reference_error(models: Every, name: str, prompt: Sequence[Piece]) -> float:
+    """Many segments, cold and then warm, against the reference's chain."""
+    expected = REFERENCES[name](models.folder(name)).evaluate(links(prompt))
+    engine = models.bench(name)
+    cold, warm = engine.ask(prompt), engine.ask(prompt)
+    assert "encoded" in cold.outcomes and set(warm.outcomes) <= {"hit", "live"}
+    return max(cold.error_to(expected), warm.error_where_run(expected))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_cached_equals_uncached(name: str, models: Every, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reference_error(models, name, many_segments()) < EXACT
+    FAULTS["drop-end-state"](monkeypatch)
+    assert bites(reference_error(models, name, few_segments()))
+
+
+def entries_error(models: Every, name: str, harm: Callable[[Bench], None] = lambda engine: None) -> float:
+    """What is kept of a segment, encoded alone and encoded in pieces among others at another place."""
+    alone, crowded = models.bench(name), models.bench(name, max_step_tokens=24)
+    alone.ask([SHORT[1], live(4, 9)])
+    crowded.add([live(33, 8), seg(41, 7), live(9, 6)])
+    crowded.add(SHORT)
+    crowded.run()
+    harm(crowded)
+    found, expected = crowded.contents(SHORT[1]), alone.contents(SHORT[1])
+    return max(relative(found[part], expected[part]) for part in expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entries_do_not_depend_on_company_or_place(name: str, models: Every) -> None:
+    assert entries_error(models, name) < EXACT
+    assert bites(entries_error(models, name, contracts.halve_transitions))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_order_and_cache_contents_do_not_matter(name: str, models: Every) -> None:
+    assert contracts.order_error(models, name) < EXACT
+    for harm in (contracts.halve_transitions, contracts.halve_values):
+        assert bites(contracts.order_error(models, name, harm))
+
+
+def pieces_error(models: Every, name: str, num_tokens: int) -> float:
+    """Live text and segments in pieces of so many tokens against one pass."""
+    engine = models.bench(name, max_step_tokens=num_tokens)
+    errors = []
+    for prompt in (SHORT, [live(40, 9)]):
+        parts = engine.ask(prompt)
+        assert max(parts.runs) <= num_tokens
+        errors.append(contracts.difference(parts, models.bench(name).ask(prompt)))
+    return max(errors)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pieces_equal_one_pass(name: str, models: Every, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "MIN_PREFILL_TOKENS", 1)
+    for num_tokens in (1, 3, 64):
+        assert pieces_error(models, name, num_tokens) < EXACT
+    contracts.start_from_nothing(monkeypatch)
+    assert bites(pieces_error(models, name, 9))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_equal_requests_alone(name: str, models: Every, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert contracts.batch_error(models, name) < EXACT
+    contracts.swap_states(monkeypatch)
+    assert bites(contracts.batch_error(models, name))
+
+
+# -- restarts and other weights --------------------------------------------------------------------------------------
+
+
+def fine_tuned(folder: Path, target: Path) -> Path:
+    """The same files of the same sizes, with some numbers of one weight changed."""
+    target.mkdir()
+    (target / "config.json").write_bytes((folder / "config.json").read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    tensors[next(name for name in sorted(tensors) if "o_proj" in name or "out_proj" in name or "dense" in name)] *= 1.01
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_restart_answers_alike_and_other_weights_do_not(name: str, models: Every, tmp_path: Path) -> None:
+    first, again = models.bench(name), Bench(models.load(name, "float64"), sizes=(200, 48, 24), max_context=1024)
+    assert again.engine.runner.identity == first.engine.runner.identity
+    before, after = first.ask(SHORT), again.ask(SHORT)
+    assert torch.equal(before.rows(), after.rows()) and before.ids == after.ids
+    other = Models({"tuned": lambda f: fine_tuned(models.folder(name), f)}, lambda n: tmp_path)
+    tuned = other.bench("tuned")
+    assert tuned.engine.runner.identity.fingerprint != first.engine.runner.identity.fingerprint
+    assert bites(_difference(tuned.ask(SHORT), before))
+
+
+def _difference(answer: Answer, other: Answer) -> float:
+    """As ``contracts.difference``, but other tokens may have been chosen."""
+    return relative(answer.rows(), other.rows(sorted(answer.logits)))
