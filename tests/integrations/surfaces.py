@@ -13,7 +13,14 @@ from typing import Any
 import httpx
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompt_values import ChatPromptValue
-from llama_index.core.base.llms.types import ChatMessage, ContentBlock, DocumentBlock, ImageBlock, MessageRole, TextBlock
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    MessageRole,
+    TextBlock,
+)
 
 from hypic import LLM, SamplingParams
 from hypic.integrations import langchain, llamaindex
@@ -165,7 +172,8 @@ def _llamaindex(turn: Turn) -> ChatMessage:
         return ChatMessage(role=MessageRole.ASSISTANT, content=turn.text)
     if turn.part is None:
         return llamaindex.segment_message(turn.documents, turn.text)
-    odd: ContentBlock = ImageBlock(image=b"\x89PNG") if turn.part["type"] == "image_url" else DocumentBlock(data=b"%PDF")
+    is_image = turn.part["type"] == "image_url"
+    odd: ContentBlock = ImageBlock(image=b"\x89PNG") if is_image else DocumentBlock(data=b"%PDF")
     return ChatMessage(role=MessageRole.USER, blocks=[odd, TextBlock(text=turn.text)])
 
 

@@ -10,6 +10,7 @@ import sys
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypic_apps.cli.engine import Loaded, add_model_options, loaded
@@ -121,7 +122,7 @@ def _serve(model: Loaded, taken: socket.socket, args: argparse.Namespace, consol
             if args.open:
                 webbrowser.open(url)
 
-    about = About(model.introduction.splitlines()[0], ADVICE if model.is_bundled else "")
+    about = About(_introduction(model), ADVICE if model.is_bundled else "")
     names = {"localhost", f"[{host}]" if ":" in host else host}
     app = create_app(model.llm, about, k=args.k, max_tokens=args.max_tokens, host_names=names)
     config = uvicorn.Config(
@@ -129,3 +130,11 @@ def _serve(model: Loaded, taken: socket.socket, args: argparse.Namespace, consol
         timeout_graceful_shutdown=1,
     )  # fmt: skip
     Server(config).run(sockets=[taken])
+
+
+def _introduction(model: Loaded) -> str:
+    """Who answers, a folder by its own name: the path to it is nobody's business in a page."""
+    name = model.llm.model_name
+    folder = Path(name).expanduser()
+    shown = folder.resolve().name if folder.is_dir() else name
+    return model.introduction.splitlines()[0].replace(name, shown, 1)

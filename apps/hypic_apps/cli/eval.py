@@ -99,6 +99,8 @@ def table(rows: Iterable[Row]) -> list[str]:
 
 def shown(error: float) -> str:
     """A share in per cent, or a power of ten where it is rounding."""
+    if error == 0:
+        return "0"
     return f"{error:.0e}" if error < 1e-6 else f"{100 * error:.2g} %" if error < 1 else f"{100 * error:.0f} %"
 
 

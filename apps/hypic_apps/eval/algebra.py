@@ -126,5 +126,5 @@ def _errors(found: Seen, full: Seen) -> Errors:
 
 
 def relative(found: Tensor, expected: Tensor) -> float:
-    """``|found - expected| / |expected|``."""
-    return float((found - expected).norm() / expected.norm())
+    """``|found - expected| / |expected|``; 0 where both are zero, as the states of models without a state are."""
+    return 0.0 if torch.equal(found, expected) else float((found - expected).norm() / expected.norm())

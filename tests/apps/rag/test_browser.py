@@ -155,7 +155,7 @@ def test_an_edit_and_a_deletion_say_what_is_recomputed(browser: Browser) -> None
 def test_errors_are_sentences_in_the_page(browser: Browser, tmp_path: Path) -> None:
     browser.upload("old.txt", "Grüße".encode("latin-1"))
     problem = browser.one("#problem")
-    assert problem.is_displayed() and problem.text.startswith("Old.txt is not UTF-8 (byte 0xfc at 2)")
+    assert problem.is_displayed() and problem.text.startswith("old.txt is not UTF-8 (byte 0xfc at 2)")
     turn = browser.ask("Anything?")
     assert "There is no document yet" in turn.find_element(By.CSS_SELECTOR, "[role=alert]").text
     browser.one("#paste").click()

@@ -1,4 +1,4 @@
-"""The routes of the page on a tiny model: documents in and out, prompts as strips, conversations, measuring, refusals."""
+"""The routes of the page on a tiny model: documents, prompts as strips, conversations, measuring, refusals."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_an_edit_recomputes_only_what_changed(page: Page) -> None:
     page.add("handbook.md", HANDBOOK)
     page.ask("What do employees receive?")
     id = page.documents()["handbook.md"]["id"]
-    change = page.last("PUT", f"/api/documents/{id}", json={"text": HANDBOOK.replace("27 days", "30 days")})
+    change = page.last("PUT", f"/api/documents/{id}", json={"text": HANDBOOK.replace("27 days", "41 days")})
     assert (change["num_new"], change["num_unchanged"], change["new"]) == (1, 1, ["Leave"])
     assert page.documents()["handbook.md"]["num_cached"] == 1
     report = page.ask("What do employees receive?")[-1]
@@ -270,7 +270,7 @@ def test_the_page_asks_nothing_of_other_places(page: Page) -> None:
         text = (STATIC / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert "http:" not in text and "https:" not in text and "//cdn" not in text, name
         assert "innerHTML" not in text and "insertAdjacentHTML" not in text and "eval(" not in text, name
-        assert name == "index.html" or page.get(f"/static/{name}").text.replace("http://www.w3.org/2000/svg", "") == text
+        assert page.get("/" if name == "index.html" else f"/static/{name}").status_code == 200, name
 
 
 def test_the_page_is_served_to_this_machine_only(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

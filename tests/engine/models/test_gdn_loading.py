@@ -34,6 +34,7 @@ from tests.checkpoints_gdn import (
 )
 from tests.checkpoints_gdn import qwen3_next as make_next
 from tests.engine.harness import Bench, flat, live, relative
+from tests.engine.models import ring_latent
 
 
 def load(folder: Path, dtype: str = "float64") -> Runner:
@@ -130,10 +131,6 @@ def test_quantised_tensors_are_refused(dtype: torch.dtype, tmp_path: Path) -> No
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"architectures": ["BailingMoeV4ForCausalLM"]}, "BailingMoeV4ForCausalLM"),
-        ({"kv_lora_rank": 16, "linear_silu": True}, "linear_silu"),
-        ({"kv_lora_rank": 16, "qk_rope_head_dim": 4}, "qk_rope_head_dim is 4"),
-        ({"kv_lora_rank": 16, "qk_rope_head_dim": 8, "rope_interleave": False}, "rope_interleave"),
-        ({"kv_lora_rank": 16, "qk_rope_head_dim": 8, "rope_scaling": YARN}, "rope_type 'yarn'"),
         ({"score_function": "softmax"}, "score_function"),
         ({"use_qkv_bias": True}, "use_qkv_bias"),
         ({"layer_types": ["linear_attention"] * 2}, "2 layer_types for 5 layers"),
@@ -145,6 +142,29 @@ def test_quantised_tensors_are_refused(dtype: torch.dtype, tmp_path: Path) -> No
 def test_what_is_not_computed_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         models.build(RING | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"linear_silu": True}, "linear_silu"),
+        ({"qk_rope_head_dim": 4}, "qk_rope_head_dim is 4"),
+        ({"rope_interleave": False}, "rope_interleave"),
+        ({"rope_scaling": YARN}, "rope_type 'yarn'"),
+        ({"kv_lora_rank": "wide"}, "kv_lora_rank"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_ring_2_5_does_not_compute_is_refused_by_name(changes: dict[str, Any], named: str) -> None:
+    models.build(ring_latent.LATENT)
+    with pytest.raises(UnsupportedModel, match=named):
+        models.build(ring_latent.LATENT | changes)
+
+
+def test_layers_behind_the_last_of_ring_2_5_are_left_out(tmp_path: Path) -> None:
+    name = "model.layers.4.eh_proj.weight"
+    folder = rewrite(ring_latent.write(tmp_path, num_nextn_predict_layers=1), adding({name: torch.zeros(2, 2)}))
+    load(folder)
 
 
 # -- layouts ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ const number = (n) => n.toLocaleString("en");
 const plural = (n, one) => `${number(n)} ${one}${n === 1 ? "" : "s"}`;
 const seconds = (s) => (s >= 1 ? `${s.toFixed(2)} s` : `${Math.max(1, Math.round(s * 1000))} ms`);
 const bytes = (n) => (n < 2 ** 20 ? `${(n / 2 ** 10).toFixed(0)} KiB` : `${(n / 2 ** 20).toFixed(0)} MiB`);
-const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+// The program's sentences begin small; names of files stay as they are.
+const sentence = (text) => (/^[a-z]+[ ,:]/.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text);
 
 const page = { state: null, conversation: null, asking: null, working: null, editing: null };
 
@@ -196,6 +197,8 @@ function openEditor(doc) {
     if (doc) $("text").value = (await (await call("GET", `api/documents/${doc.id}`)).json()).text;
     $("editor").showModal();
     (doc ? $("text") : $("name")).focus();
+    $("text").setSelectionRange(0, 0);
+    $("text").scrollTop = 0;
   };
   open().catch((error) => say(null, error.message));
 }
