@@ -10,9 +10,12 @@ import sys
 from openai import OpenAI
 
 PASSAGES = [
-    "Employees receive 27 days of paid leave a year. Unused leave expires on 31 March of the following year.",
-    "The company pays a travel allowance of 34 euros a day. Trains are booked in second class.",
-    "The assembly point is the car park behind hall B. The safety officer is Jonas Weber, at extension 4417.",
+    "Employees receive 27 days of paid leave a year. Unused leave expires on 31 March of the following year. Leave of "
+    "more than three weeks in a row must be agreed with the team lead two months ahead.",
+    "The company pays a travel allowance of 34 euros a day. Trains are booked in second class; flights under 600 "
+    "kilometres are not refunded. Receipts are uploaded within 30 days.",
+    "The assembly point is the car park behind hall B. Fire drills are held twice a year. The safety officer is Jonas "
+    "Weber, who can be reached at extension 4417.",
 ]
 
 

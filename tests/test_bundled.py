@@ -25,7 +25,7 @@ from hypic_retriever import Index
 
 FULL, SEGMENTS = Policy(reuse="none"), Policy(reuse="segments")
 NUM_PASSAGES = 16
-EIGHT = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+TWELVE = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 WHOLE = SamplingParams(max_tokens=48, temperature=0.0)
 SMOKE = Path(__file__).parent / "data" / "one_hop_smoke.json.xz"
 MARGIN = 1e-3
@@ -50,6 +50,13 @@ def prompts() -> dict[str, Prompt]:
         hits = index.search(question.question, NUM_PASSAGES)
         found[question.question] = Prompt([Segment(hit.passage.text) for hit in hits], question.question)
     return found
+
+
+@pytest.fixture(scope="module")
+def recomputed(llm: LLM, prompts: dict[str, Prompt]) -> dict[str, list[int]]:
+    """The first twelve greedy ids to each of the demo's questions under full recompute, beyond the answer's end."""
+    given = llm.generate(list(prompts.values()), TWELVE, policy=FULL)
+    return {question: list(answer.token_ids) for question, answer in zip(prompts, given, strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +121,18 @@ def test_transformers_tokenizer_gives_the_same_ids(llm: LLM, prompts: dict[str, 
         assert theirs(text, add_special_tokens=False)["input_ids"] == ids_of(llm, prompt)
 
 
-def test_transformers_gives_the_same_greedy_tokens(llm: LLM, prompts: dict[str, Prompt], peer: Any) -> None:
+def test_transformers_gives_the_same_greedy_tokens(
+    llm: LLM, prompts: dict[str, Prompt], recomputed: dict[str, list[int]], peer: Any
+) -> None:
     num_clear = 0
-    for prompt in prompts.values():
-        given = list(llm.generate(prompt, EIGHT, policy=FULL).token_ids)
-        assert len(given) == 8
+    for question, prompt in prompts.items():
+        given = recomputed[question]
+        assert len(given) == 12
         tokens = torch.tensor([[*ids_of(llm, prompt), *given]])
         with torch.inference_mode():
-            logits = peer(input_ids=tokens, use_cache=False, logits_to_keep=9).logits[0, :-1]
+            logits = peer(input_ids=tokens, use_cache=False, logits_to_keep=13).logits[0, :-1]
         num_clear += same_where_clear(given, logits)
-    assert num_clear > 7 * len(prompts), "almost everywhere it is clear"
+    assert num_clear > 11 * len(prompts), "almost everywhere it is clear"
 
 
 def test_transformers_own_generation_gives_the_same_answer(llm: LLM, peer: Any) -> None:
@@ -138,16 +147,23 @@ def test_transformers_own_generation_gives_the_same_answer(llm: LLM, peer: Any) 
 # -- what it can do --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", [FULL, SEGMENTS], ids=["full recompute", "segments"])
 @pytest.mark.parametrize("question", corpus.questions(), ids=lambda q: q.question)
-def test_the_demos_questions_are_answered(
-    llm: LLM, prompts: dict[str, Prompt], question: Question, policy: Policy
+def test_the_demos_questions_are_answered_under_full_recompute(
+    llm: LLM, recomputed: dict[str, list[int]], question: Question
 ) -> None:
-    answer = llm.generate(prompts[question.question], WHOLE, policy=policy)
-    assert answer.text.strip() == question.expected
+    ids = recomputed[question.question]
+    end = next(place for place, i in enumerate(ids) if i in llm.tokenizer.eos_ids)
+    assert llm.tokenizer.decode(ids[:end]) == question.expected
+
+
+@pytest.mark.parametrize("question", corpus.questions(), ids=lambda q: q.question)
+def test_the_demos_questions_are_answered_from_segments(
+    llm: LLM, prompts: dict[str, Prompt], question: Question
+) -> None:
+    answer = llm.generate(prompts[question.question], WHOLE, policy=SEGMENTS)
+    assert answer.text == question.expected and answer.finish_reason == "stop"
     assert answer.report is not None
-    cached = [segment for segment in answer.report.segments if segment.outcome != "live"]
-    assert bool(cached) == (policy is SEGMENTS)
+    assert sum(segment.outcome != "live" for segment in answer.report.segments) > NUM_PASSAGES // 2
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +183,7 @@ def test_one_hop_questions_on_unseen_names_and_wordings(exam: tuple[list[Item], 
 def test_without_its_passages_it_does_not_know(llm: LLM, exam: tuple[list[Item], list[Completion]]) -> None:
     items, _ = exam
     others = [
-        Item(other.passages, item.question, item.answer) for item, other in zip(items[:6], items[6:12], strict=True)
+        Item(other.passages, item.question, item.answer) for item, other in zip(items[:4], items[4:8], strict=True)
     ]
     answers = llm.generate([asked(item) for item in others], WHOLE, policy=FULL)
     assert sum(answer.text.strip() == item.answer for item, answer in zip(others, answers, strict=True)) <= 1
