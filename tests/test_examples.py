@@ -131,3 +131,17 @@ def test_server(served: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code.replace(SERVED, served), "README.md", "exec"), {})
     out = shown(capsys)
     assert "27" in out and out.count("encoded") == 2 and out.count("hit") == 2
+
+
+@bundled
+def test_python(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(snippet("Python"), "README.md", "exec"), {})
+    told = shown(capsys)
+    assert "Ingrid Solberg" in told and told.count(" encoded ") == 2 and told.count(" hit ") == 2
+
+
+@bundled
+def test_langchain(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("langchain_core")
+    exec(compile(snippet("LangChain"), "README.md", "exec"), {})
+    assert "27" in shown(capsys)
