@@ -66,6 +66,10 @@ class EngineConfig:
                 f"adapter is {self.adapter!r}; an engine merges one adapter, given as the name of its folder or "
                 "repository: merge several into one beforehand, or run an engine for each."
             )
+        if not isinstance(self.seed, int):
+            raise ConfigError(f"seed is {self.seed!r}; pass a whole number.")
+        if self.store is not None and not isinstance(self.store, str):
+            raise ConfigError(f"store is {self.store!r}; pass text such as 'device://2GiB'.")
         if not isinstance(self.policy, Policy):
             raise ConfigError(f"policy is {self.policy!r}; pass hypic.Policy(...).")
         self.memory_bytes(2**40)

@@ -6,22 +6,22 @@ import asyncio
 import itertools
 import queue
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
 
 from hypic import checkpoints
 from hypic.config import EngineConfig
-from hypic.engine import weights
+from hypic.engine import inspect, weights
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from hypic.engine.tokenizer import Tokenizer
-from hypic.errors import PromptError
+from hypic.errors import ConfigError, PromptError
 from hypic.registry import Registry
 from hypic.stream import Answer, Inbox, Stream
 from hypic.tool_calls import shows_tools
@@ -64,6 +64,8 @@ class LLM:
         config = self.config
         engine = Engine(runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes)
         self._loop = EngineLoop(engine)
+        # A model that is dropped without being closed gives its memory back too.
+        self._finalizer = weakref.finalize(self, self._loop.close)
         self._ids = itertools.count()
         self.registry = Registry()
 
@@ -128,7 +130,8 @@ class LLM:
         """The whole answer; for a list of prompts all answers, computed together. Options are those of ``stream``."""
         if not _is_many(prompt):
             return Completion.join(list(self.stream(prompt, sampling, **options)))
-        tasks = [self._task(one, sampling, **_options(options)) for one in prompt]
+        given = {"policy": None, "tools": None, "chat_template_kwargs": None, **options}
+        tasks = [self._task(one, sampling, **given) for one in prompt]
         streams = [self._streamed(task) for task in tasks]
         try:
             return [Completion.join(list(stream)) for stream in streams]
@@ -169,6 +172,10 @@ class LLM:
         return reports
 
     def _warm_one(self, segment: Segment, policy: Policy) -> Inbox:
+        if not isinstance(segment, Segment):
+            raise PromptError(f"warm was given {segment!r:.60}; pass a list of Segment.")
+        if not isinstance(policy, Policy):
+            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
         ids = tuple(self.tokenizer.encode_text(segment.text.strip()))
         # The token behind the segment is never run: it stands for the text that will follow.
         return self._submit(Task(self._new_id(), [Piece(ids, segment), Piece((0,))], policy=policy, warm=True))
@@ -195,11 +202,11 @@ class LLM:
             self.registry.clear()
         else:
             self.registry.forget(source=source, name=name, namespace=namespace)
-        return self._loop.call(partial(_forget, source=source, name=name, namespace=namespace))
+        return self._loop.call(partial(inspect.forget, source=source, name=name, namespace=namespace))
 
     def stats(self) -> dict[str, Any]:
         """Counters and sizes: the store's, the pool's, requests waiting and running."""
-        return self._loop.call(_stats)
+        return self._loop.call(inspect.stats)
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 
@@ -214,7 +221,7 @@ class LLM:
 
     def close(self) -> None:
         """Abort what runs, end the engine's thread, give all memory back. More calls do nothing."""
-        self._loop.close()
+        self._finalizer()
 
     def __enter__(self) -> LLM:
         return self
@@ -238,6 +245,10 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> Task:
         started = time.perf_counter()
+        if sampling is not None and not isinstance(sampling, SamplingParams):
+            raise ConfigError(f"sampling is {sampling!r}; pass hypic.SamplingParams(...).")
+        if policy is not None and not isinstance(policy, Policy):
+            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
         if tools and not shows_tools(self.tokenizer, tools, chat_template_kwargs):
             raise PromptError("this model's chat template shows no tools; leave tools out or choose another model.")
         pieces = self.tokenizer.encode(prompt, tools=tools, chat_template_kwargs=chat_template_kwargs)
@@ -268,30 +279,8 @@ class LLM:
 
 def _is_many(prompt: Any) -> bool:
     """A list of prompts, as opposed to a list of messages."""
-    if isinstance(prompt, (str, Prompt)) or not isinstance(prompt, Sequence):
+    if isinstance(prompt, (str, bytes, bytearray, Prompt)) or not isinstance(prompt, Sequence):
         return False
     if not prompt:
         raise PromptError("the list is empty; pass a prompt or a list of messages.")
     return not isinstance(prompt[0], Mapping)
-
-
-def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options.get(name) for name in ("policy", "tools", "chat_template_kwargs")}
-
-
-def _forget(engine: Engine, *, source: str | None, name: str | None, namespace: str | None) -> int:
-    wanted = {"source": source, "name": name, "namespace": namespace}
-    given = {label: value for label, value in wanted.items() if value is not None}
-    keys = [e.key for e in engine.store if all(getattr(e, label) == value for label, value in given.items())]
-    return sum(engine.store.remove(key) for key in keys)
-
-
-def _stats(engine: Engine) -> dict[str, Any]:
-    pool, scheduler = engine.runner.pool, engine.scheduler
-    return {
-        "store": asdict(engine.store.stats),
-        "pool": {"num_bytes": pool.num_bytes, "capacity": asdict(pool.capacity), "free": asdict(pool.free)},
-        "requests": {"waiting": len(scheduler.waiting), "running": len(scheduler.running)},
-        "weight_bytes": engine.runner.weight_bytes,
-        "max_context": engine.runner.max_context,
-    }

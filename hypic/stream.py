@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hypic.engine.engine import Emission, Task
 from hypic.engine.loop import EngineLoop
-from hypic.errors import HypicError
+from hypic.errors import HypicError, RequestAborted
 from hypic.types import Completion
 
 Inbox = queue.SimpleQueue[Emission]
@@ -24,7 +24,11 @@ class Stream(Iterator[Completion]):
     def __next__(self) -> Completion:
         if self._answer.is_over:
             raise StopIteration
-        piece = self._answer.take(self._inbox.get())
+        self._loop.check_process()
+        emission = self._inbox.get()
+        if self._answer.is_over:  # closed by another thread while this one waited
+            raise StopIteration
+        piece = self._answer.take(emission)
         if self._answer.is_over:
             self._remember(self._task, self._answer)
         return piece
@@ -34,6 +38,8 @@ class Stream(Iterator[Completion]):
         if not self._answer.is_over:
             self._answer.is_over = True
             self._loop.abort(self._task.id)
+            closed = RequestAborted("the stream was closed.")
+            self._inbox.put(Emission(self._task.id, closed, is_last=True))  # wakes a thread that reads
 
     def __del__(self) -> None:
         self.close()

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -24,6 +23,13 @@ Message = Mapping[str, Any]
 def _one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}.")
+
+
+def _check_label(label: str, value: object) -> None:
+    """A label is text that can be written down, or nothing."""
+    is_text = isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
+    if value is not None and not is_text:
+        raise ConfigError(f"a segment's {label} is {value!r}; use Unicode text or None.")
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Segment:
                 f"a segment's text is {type(self.text).__name__}, not str; decode it before passing it on."
             )
         _one_of("a segment's kind", self.kind, get_args(Kind))
+        for label in ("name", "source", "namespace"):
+            _check_label(label, getattr(self, label))
 
 
 @dataclass(frozen=True)
@@ -107,10 +115,13 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         if any(not isinstance(s, str) or not s for s in stop):
             raise ConfigError(f"stop is {self.stop!r}; every stop string needs at least one character.")
+        for name in ("max_tokens", "presence_penalty", "frequency_penalty"):
+            if getattr(self, name) is None:
+                raise ConfigError(f"{name} is None; leave it out or pass a number.")
         self._range("max_tokens", self.max_tokens, 1, None, integer=True)
         self._range("temperature", self.temperature, 0.0, None)
         self._range("top_p", self.top_p, 0.0, 1.0, above=True)
@@ -128,9 +139,8 @@ class SamplingParams:
     ) -> None:
         if value is None:
             return
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        right_type = number and (not integer or value == int(value))
-        fits = right_type and (value > low if above else value >= low) and (high is None or value <= high)
+        right_type = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
+        fits = right_type and (value > low if above else value >= low) and (value <= high if high else value < 2**63)
         if not fits:
             bounds = f"{'above' if above else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
             raise ConfigError(f"{name} is {value!r}; it must be {'a whole number ' if integer else ''}{bounds}.")

@@ -50,6 +50,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.report",),
     ("hypic.engine.watch",),
     ("hypic.engine.engine",),
+    ("hypic.engine.inspect",),
     ("hypic.engine.workers",),
     ("hypic.engine.loop",),
     ("hypic.checkpoints",),

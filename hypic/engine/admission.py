@@ -103,8 +103,14 @@ class Admission:
         self.pool.drop_pages(held.pages)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
-        for key in [k for k, job in self.encoding.items() if job.waiters.pop(request.id, None) and not job.waiters]:
-            self._drop(self.encoding.pop(key))
+        for key, job in list(self.encoding.items()):
+            if job.waiters.pop(request.id, None) is None:
+                continue
+            if not job.waiters:
+                self._drop(self.encoding.pop(key))
+            elif key in request.outcomes and request.outcomes[key][0] == "encoded":
+                heir = next(iter(job.waiters.values()))  # from now on it is encoded on this one's behalf
+                heir.outcomes[key] = request.outcomes[key]
 
     def stored(self, job: Encode) -> None:
         """A segment is encoded."""

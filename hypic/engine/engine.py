@@ -207,18 +207,20 @@ class Engine:
 
     def _fail(self, id: str, error: HypicError) -> Emission:
         answer = self._answers.pop(id)
-        self.scheduler.remove(answer.request)
+        if isinstance(error, NonFiniteOutput):
+            self.scheduler.discard(answer.request)
+        else:
+            self.scheduler.remove(answer.request)
         return Emission(id, error, is_last=True)
 
     def _out_of_memory(self, work: Work) -> list[Emission]:
-        """Shrink the store, halve the steps and start again; a request that met this three times fails."""
+        """Shrink the store, halve the steps and start again; a request that meets this a fourth time fails."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         self.store.clear()
-        hurt = [run.request for run in work.requests]
-        self.scheduler.abandon(work)
+        hurt = self.scheduler.abandon(work)
         error = WorkerLost("the device ran out of memory in a step; lower memory= to leave room for activations.")
-        return [self._fail(request.id, error) for request in hurt if request.restarts > 3]
+        return [self._fail(request.id, error) for request in hurt if request.num_failures > 3]
 
 
 def _not_finite() -> NonFiniteOutput:

@@ -5,6 +5,7 @@ Any number of threads and event loops may submit. A stream that is broken off ab
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -15,6 +16,7 @@ from typing import TypeVar
 from hypic.engine.engine import Emission, Engine, Task
 from hypic.errors import HypicError, RequestAborted, WorkerLost
 
+logger = logging.getLogger("hypic")
 Sink = Callable[[Emission], None]
 T = TypeVar("T")
 
@@ -46,7 +48,7 @@ class EngineLoop:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine: Engine | None = engine
         self._inbox: queue.SimpleQueue[_Submit | _Abort | _Call | None] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
         self._pid = os.getpid()
@@ -55,6 +57,11 @@ class EngineLoop:
         self._death: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="hypic-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "a closed loop has no engine"
+        return self._engine
 
     def submit(self, task: Task, sink: Sink) -> None:
         """Queue a request; ``sink`` is called on the engine's thread and must not block."""
@@ -81,11 +88,17 @@ class EngineLoop:
                 return
             self._closed = True
             self._inbox.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._engine = None  # weights and pool go with it
+
+    def check_process(self) -> None:
+        """Raises ``WorkerLost`` in a forked child, where the engine's thread does not exist."""
+        if os.getpid() != self._pid:
+            raise WorkerLost("an engine does not survive a fork; spawn the process, or make the LLM in it alone.")
 
     def _send(self, message: _Submit | _Call) -> None:
-        if os.getpid() != self._pid:
-            raise WorkerLost("this engine was started in a parent process; make a new LLM after forking.")
+        self.check_process()
         with self._lock:
             if self._closed:
                 raise RequestAborted("the engine is closed; make a new LLM.")
@@ -98,7 +111,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._receive():
-                for emission in self._engine.step():
+                for emission in self.engine.step():
                     self._deliver(emission)
             self._end(RequestAborted("the engine was closed before this request was answered."))
         except BaseException as error:
@@ -109,12 +122,12 @@ class EngineLoop:
 
     def _receive(self) -> bool:
         """Take in what has come, waiting if there is nothing to do; false when closed."""
-        message = self._next(wait=not self._engine.has_work)
+        message = self._next(wait=not self.engine.has_work)
         while message is not False:
             if message is None:
                 return False
             self._handle(message)  # type: ignore[arg-type]
-            message = self._next(wait=not self._engine.has_work)
+            message = self._next(wait=not self.engine.has_work)
         return True
 
     def _next(self, wait: bool) -> _Submit | _Abort | _Call | None | bool:
@@ -126,18 +139,22 @@ class EngineLoop:
     def _handle(self, message: _Submit | _Abort | _Call) -> None:
         if isinstance(message, _Abort):
             self._sinks.pop(message.id, None)
-            self._engine.abort(message.id)
+            self.engine.abort(message.id)
         elif isinstance(message, _Call):
-            message.reply.put(_outcome(message.run, self._engine))
+            message.reply.put(_outcome(message.run, self.engine))
         else:
             self._begin(message)
 
     def _begin(self, message: _Submit) -> None:
         self._sinks[message.task.id] = message.sink
         try:
-            self._engine.add(message.task)
+            self.engine.add(message.task)
         except HypicError as error:
             self._deliver(Emission(message.task.id, error, is_last=True))
+        except Exception as error:  # one bad request must not end all others
+            logger.exception("a request could not be prepared")
+            reason = HypicError(f"the request could not be prepared ({error!r}); check its arguments.")
+            self._deliver(Emission(message.task.id, reason, is_last=True))
 
     def _deliver(self, emission: Emission) -> None:
         sink = self._sinks.pop(emission.id, None) if emission.is_last else self._sinks.get(emission.id)
@@ -147,7 +164,7 @@ class EngineLoop:
     def _end(self, error: HypicError) -> None:
         """Tell everyone who still waits."""
         for id in list(self._sinks):
-            self._engine.abort(id)
+            self.engine.abort(id)
             self._deliver(Emission(id, error, is_last=True))
         while True:
             message = self._next(wait=False)
@@ -162,5 +179,5 @@ class EngineLoop:
 def _outcome(run: Callable[[Engine], object], engine: Engine) -> object:
     try:
         return run(engine)
-    except HypicError as error:
+    except Exception as error:  # the caller waits for the reply and gets it raised
         return error

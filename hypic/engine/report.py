@@ -17,6 +17,8 @@ def cache_report(
     """The report of a request that is still held."""
     prompt = request.prompt
     computed = request.computed + request.encoded
+    if request.max_tokens == 0:
+        return _warm_report(request, pool, fingerprint, times_s, notes)
     return CacheReport(
         segments=tuple(_segment(request, planned, pool) for planned in prompt.segments),
         prompt_tokens=len(prompt.ids),
@@ -24,6 +26,25 @@ def cache_report(
         reused_tokens=max(0, len(prompt.ids) - request.computed - _newly_encoded(request)),
         times_s=dict(times_s),
         policy=prompt.policy,
+        fingerprint=fingerprint,
+        version=__version__,
+        notes=notes,
+    )
+
+
+def _warm_report(
+    request: Request, pool: Pool, fingerprint: str, times_s: Mapping[str, float], notes: tuple[str, ...]
+) -> CacheReport:
+    """Of a request that only wanted its segments encoded: nothing else of its prompt was run or reused."""
+    planned = {segment.key: segment for segment in request.prompt.segments}
+    hits = [p for key, p in planned.items() if key is not None and request.outcomes.get(key, ("hit", ""))[0] == "hit"]
+    return CacheReport(
+        segments=tuple(_segment(request, segment, pool) for segment in request.prompt.segments),
+        prompt_tokens=sum(len(segment.ids) for segment in request.prompt.segments),
+        computed_tokens=request.encoded,
+        reused_tokens=sum(len(segment.ids) for segment in hits),
+        times_s=dict(times_s),
+        policy=request.prompt.policy,
         fingerprint=fingerprint,
         version=__version__,
         notes=notes,

@@ -46,6 +46,7 @@ class Request:
     outcomes: dict[bytes, tuple[Outcome, str]] = field(default_factory=dict)
     continued: dict[bytes, int] = field(default_factory=dict)
     restarts: int = 0
+    num_failures: int = 0
     placed_s: float | None = None
 
     def __post_init__(self) -> None:

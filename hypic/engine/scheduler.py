@@ -126,8 +126,8 @@ class Scheduler:
                 self.running[self.waiting.popleft().id] = request
             elif self.running:
                 return
-            else:
-                self._fail(request, StoreFull("memory is held by pinned entries; unpin some or raise memory=."))
+            elif self.store.clear() == 0:
+                self._fail(request, StoreFull("memory is too small for this prompt; raise memory= or shorten it."))
 
     def _fill(self, work: Work, together: list[Request]) -> None:
         """Decode first: it may preempt, and what it preempts is in no other part of the step yet."""
@@ -214,6 +214,14 @@ class Scheduler:
         held.pages += self.pool.take_pages(1)
         return True
 
+    def discard(self, request: Request) -> None:
+        """Take a request out that ended non-finite, with the entries it used: one of them may be the cause."""
+        held = request.held
+        used = [] if held is None else [*held.entries, *([held.snapshot.key] if held.snapshot else [])]
+        self.remove(request)
+        for key in used:
+            self.store.remove(key)
+
     def _fail(self, request: Request, error: HypicError) -> None:
         self.remove(request)
         self.failures.append((request, error))
@@ -263,12 +271,17 @@ class Scheduler:
             self.store.put(kept)
         self.remove(request)
 
-    def abandon(self, work: Work) -> None:
-        """A step failed half-way: states are no longer sound, so all it ran starts again, with smaller steps."""
+    def abandon(self, work: Work) -> list[Request]:
+        """A step failed half-way: states are no longer sound, so all it ran starts again, with smaller steps.
+
+        Returns what was hurt.
+        """
         for taken in work.snapshots:
             self.pool.drop_state(taken.state_slot)
         hurt = {r.id: r for run in work.encodes for r in run.job.waiters.values()}
         hurt.update({run.request.id: run.request for run in work.requests})
         for request in hurt.values():
             self.preempt(request)
+            request.num_failures += 1
         self.max_step_tokens = max(MIN_PREFILL_TOKENS, self.max_step_tokens // 2)
+        return list(hurt.values())
