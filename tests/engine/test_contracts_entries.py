@@ -124,7 +124,10 @@ def test_neighbours_bite(name: str, bench: Make, monkeypatch: pytest.MonkeyPatch
     entries = []
     for neighbours in ([5, 6, 7, 8], [15, 16, 17, 18]):
         engine = bench(name)
-        ends[:] = [0]  # slots of the engine before mean nothing here: theirs were never written
+        ends[:] = [0]
+        pool = engine.engine.runner.pool
+        for stored in (*pool.states, *pool.tails):
+            stored.zero_()  # encodes of one step read each other's slots before they are written
         engine.ask([seg(30, neighbours[0]), live(4, neighbours[1])])
         ends[1:] = [2]  # where that request's segment has left its state
         entries.append(encoded_in(engine, neighbours))
