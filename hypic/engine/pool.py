@@ -137,7 +137,7 @@ class Pool:
         if budget_bytes < needed:
             raise ConfigError(
                 f"memory of {budget_bytes} bytes is too small: {num_running} running states and one request of "
-                f"{max_context} tokens take {needed}; raise memory, or lower max_running or max_context."
+                f"{max_context} tokens take {needed}; raise memory= or lower max_context= or max_running=."
             )
         spare = budget_bytes - needed
         share = entry_slots / entry_bytes if entry_bytes else 0.0
