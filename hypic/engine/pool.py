@@ -136,8 +136,8 @@ class Pool:
         needed = fewest_pages * page_bytes + (num_running + 2) * layout.state_bytes + entry_slots
         if budget_bytes < needed:
             raise ConfigError(
-                f"memory of {budget_bytes} bytes is too small: {num_running} running states and one request of "
-                f"{max_context} tokens take {needed}; raise memory= or lower max_context= or max_running=."
+                f"memory of {budget_bytes} bytes is too small for {num_running} running states and one request of "
+                f"{max_context} tokens, which take {needed} bytes; raise memory= or lower max_context= or max_running=."
             )
         spare = budget_bytes - needed
         share = entry_slots / entry_bytes if entry_bytes else 0.0
