@@ -20,6 +20,7 @@ from hypic.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger("hypic")
 SMALL_WEIGHTS = 2_000_000_000
+SMALL_STEP = 6_000_000_000
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,20 @@ class Runner:
     max_context: int
     weight_bytes: int
 
-    @torch.inference_mode()
     def run(self, chains: Sequence[Chain]) -> StepResult:
         """One forward over all chains of a step."""
+        work = 2 * self.weight_bytes // 4 * sum(chain.num_tokens for chain in chains)
+        threads = torch.get_num_threads()
+        if self.pool.device.type != "cpu" or threads == 1 or work > SMALL_STEP:
+            return self._run(chains)
+        torch.set_num_threads(1)  # many small operations: handing each to several threads costs more than it saves
+        try:
+            return self._run(chains)
+        finally:
+            torch.set_num_threads(threads)
+
+    @torch.inference_mode()
+    def _run(self, chains: Sequence[Chain]) -> StepResult:
         layout = self.pool.layout
         batch = Batch.pack(chains, layout.conv_width, self.pool.device, layout.key_dim)
         hidden, is_finite = self.model.forward_final(batch, self.pool)
