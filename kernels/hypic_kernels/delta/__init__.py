@@ -93,7 +93,7 @@ def lift(
     if _takes_kernel(backend, dtype, (q, k, v, g, beta)) and (backend == "triton" or is_trusted(variant)):
         from hypic_kernels.delta import triton as kernel
 
-        kernel.lift(q, k, v, g, beta, chunks, rule, out, precision, config)
+        kernel.lift(q, k, v, g, beta, chunks, rule, out, precision, config).run()
     elif len(chunks):
         for target, result in zip(out, reference.lift(q, k, v, g, beta, chunks, rule), strict=True):
             target.copy_(result)
@@ -131,7 +131,7 @@ def read(
     if _takes_kernel(backend, query.dtype, (query, offset, states)) and (backend == "triton" or is_trusted(variant)):
         from hypic_kernels.delta import reading as kernel
 
-        kernel.read(query, offset, states, chunks, places, norm, out, precision, config)
+        kernel.read(query, offset, states, chunks, places, norm, out, precision, config).run()
         return out
     plain = reference.read(query, offset, states, chunks, places, len(out))
     is_named = torch.zeros(len(out) + 1, dtype=torch.bool, device=out.device)
@@ -178,7 +178,7 @@ def step(
     if _takes_kernel(backend, dtype, (q, k, v, g, beta, states)) and (backend == "triton" or is_trusted(variant)):
         from hypic_kernels.delta import stepping as kernel
 
-        kernel.step(q, k, v, g, beta, states, read_slots, write_slots, rule, norm, out, config)
+        kernel.step(q, k, v, g, beta, states, read_slots, write_slots, rule, norm, out, config).run()
         return out
     outputs, after = reference.step(q, k, v, g, beta, states, read_slots, rule)
     kept = write_slots >= 0

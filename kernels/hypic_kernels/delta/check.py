@@ -43,7 +43,7 @@ class LiftVariant:
 
         problem = _problem(self.device, self.dtype, self.size, self.group, self.key_dim, self.value_dim, self.is_raw)
         out = problem.poisoned()
-        kernel.lift(*problem.tokens, problem.chunks, problem.rule, out, self.precision, self.config)
+        kernel.lift(*problem.tokens, problem.chunks, problem.rule, out, self.precision, self.config).run()
         return max(map(relative_error, out, problem.lifted()))
 
 
@@ -87,7 +87,7 @@ class ReadVariant:
         states = problem.states.to(self.state_dtype)
         out = torch.full_like(problem.v, torch.nan, dtype=self.out_dtype)
         query, offset = maps.query.float().contiguous(), maps.offset.float().contiguous()
-        kernel.read(query, offset, states, problem.chunks, places, norm, out, self.precision, self.config)
+        kernel.read(query, offset, states, problem.chunks, places, norm, out, self.precision, self.config).run()
         plain = reference.read(query.double(), offset.double(), states, problem.chunks, places, len(out))
         return relative_error(out, reference.normed(plain, norm))
 
@@ -128,7 +128,7 @@ class StepVariant:
         exact = pool.double()
         outputs, after = reference.step(*problem.wide().tokens, exact, reads, problem.rule)
         exact[writes[writes >= 0].long()] = after[writes >= 0]
-        kernel.step(*problem.tokens, pool, reads, writes, problem.rule, norm, out, self.config)
+        kernel.step(*problem.tokens, pool, reads, writes, problem.rule, norm, out, self.config).run()
         return max(relative_error(out, reference.normed(outputs, norm)), relative_error(pool, exact))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hypic_kernels.delta.layout import ReadConfig
 from hypic_kernels.delta.parts import both_wide, gated
 from hypic_kernels.delta.rule import GatedNorm, Precision
-from hypic_kernels.launch import jit, on_device_of
+from hypic_kernels.launch import Launch, jit
 
 
 @jit
@@ -79,18 +79,18 @@ def read(
     out: Tensor,
     precision: Precision,
     config: ReadConfig,
-) -> None:
+) -> Launch:
     """The twin of ``reference.read`` and ``reference.normed``, into the rows of ``out`` whose tokens stand in a chunk."""
     num_chunks, num_heads, size, key_dim = query.shape
     value_dim = offset.shape[-1]
     num_programs = num_chunks * num_heads * -(-value_dim // config.block_v)
-    if num_programs == 0:
-        return
     z, weight, eps = (out, out, 0.0) if norm is None else (norm.z, norm.weight, norm.eps)
-    with on_device_of(out):
-        _read[(num_programs,)](
-            query, offset, states, chunks, chunks if places is None else places, out, z, weight, len(out), num_heads,
-            *out.stride()[:2], *z.stride()[:2], eps,
-            K=key_dim, V=value_dim, C=size, PLACED=places is not None, NORM=norm is not None, PRECISION=precision,
-            BLOCK_K=config.block_k, BLOCK_V=config.block_v, STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
+    arguments = (
+        query, offset, states, chunks, chunks if places is None else places, out, z, weight, len(out), num_heads,
+        *out.stride()[:2], *z.stride()[:2], eps,
+    )  # fmt: skip
+    constants = {
+        "K": key_dim, "V": value_dim, "C": size, "PLACED": places is not None, "NORM": norm is not None,
+        "PRECISION": precision, "BLOCK_K": config.block_k, "BLOCK_V": config.block_v, "STAGES": config.num_stages,
+    }  # fmt: skip
+    return Launch(_read, (num_programs,), arguments, constants, config.num_warps)

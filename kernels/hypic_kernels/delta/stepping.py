@@ -11,7 +11,7 @@ from torch import Tensor
 from hypic_kernels.delta.layout import StepConfig, padded
 from hypic_kernels.delta.parts import gated, gates
 from hypic_kernels.delta.rule import GatedNorm, Rule
-from hypic_kernels.launch import jit, on_device_of
+from hypic_kernels.launch import Launch, jit
 
 
 @jit
@@ -117,19 +117,19 @@ def step(
     norm: GatedNorm | None,
     out: Tensor,
     config: StepConfig,
-) -> None:
+) -> Launch:
     """The twin of ``reference.step`` and ``reference.normed``; writes ``states`` in place and ``out``."""
     num_rows, num_heads, value_dim = v.shape
-    if num_rows == 0:
-        return
     key_dim = k.shape[2]
     z, weight, norm_eps = (out, out, 0.0) if norm is None else (norm.z, norm.weight, norm.eps)
-    with on_device_of(v):
-        _step[(num_rows * num_heads,)](
-            q, k, v, g, beta, rule.A_log, rule.dt_bias, states, read_slots, write_slots, z, weight, out, num_heads,
-            *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride(), *beta.stride(),
-            *z.stride()[:2], *out.stride()[:2], rule.scale, rule.eps, rule.beta_scale, norm_eps,
-            GROUP=num_heads // k.shape[1], K=key_dim, V=value_dim, RAW=rule.A_log is not None,
-            NORMALISE=rule.normalise, NORM=norm is not None, BLOCK_K=padded(key_dim), BLOCK_V=config.block_v,
-            NUM_BLOCKS=padded(value_dim) // config.block_v, STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
+    arguments = (
+        q, k, v, g, beta, rule.A_log, rule.dt_bias, states, read_slots, write_slots, z, weight, out, num_heads,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride(), *beta.stride(),
+        *z.stride()[:2], *out.stride()[:2], rule.scale, rule.eps, rule.beta_scale, norm_eps,
+    )  # fmt: skip
+    constants = {
+        "GROUP": num_heads // k.shape[1], "K": key_dim, "V": value_dim, "RAW": rule.A_log is not None,
+        "NORMALISE": rule.normalise, "NORM": norm is not None, "BLOCK_K": padded(key_dim), "BLOCK_V": config.block_v,
+        "NUM_BLOCKS": padded(value_dim) // config.block_v, "STAGES": config.num_stages,
+    }  # fmt: skip
+    return Launch(_step, (num_rows * num_heads,), arguments, constants, config.num_warps)

@@ -12,7 +12,7 @@ from torch import Tensor
 from hypic_kernels.delta.layout import LiftConfig
 from hypic_kernels.delta.parts import exact, gates, stored_by_wide, wide_by_stored
 from hypic_kernels.delta.rule import Maps, Precision, Rule
-from hypic_kernels.launch import jit, on_device_of
+from hypic_kernels.launch import Launch, jit
 
 
 @jit
@@ -170,18 +170,18 @@ def lift(
     out: Maps,
     precision: Precision,
     config: LiftConfig,
-) -> None:
+) -> Launch:
     """The twin of ``reference.lift``, in fp32, into ``out``."""
     (num_chunks, size), num_heads = chunks.shape, v.shape[1]
-    if num_chunks == 0:
-        return
-    with on_device_of(v):
-        _lift[(num_chunks * num_heads,)](
-            q, k, v, g, beta, rule.A_log, rule.dt_bias, chunks, *out, len(q), num_heads,
-            *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride(), *beta.stride(),
-            rule.scale, rule.eps, rule.beta_scale,
-            GROUP=num_heads // k.shape[1], K=k.shape[2], V=v.shape[2], C=size, LEVELS=size.bit_length() - 1,
-            RAW=rule.A_log is not None, NORMALISE=rule.normalise,
-            PRECISION=precision, INNER="ieee" if precision == "ieee" else "tf32x3",
-            ROWS=config.rows, COLUMNS=config.columns, STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
+    arguments = (
+        q, k, v, g, beta, rule.A_log, rule.dt_bias, chunks, *out, len(q), num_heads,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride(), *beta.stride(),
+        rule.scale, rule.eps, rule.beta_scale,
+    )  # fmt: skip
+    constants = {
+        "GROUP": num_heads // k.shape[1], "K": k.shape[2], "V": v.shape[2], "C": size, "LEVELS": size.bit_length() - 1,
+        "RAW": rule.A_log is not None, "NORMALISE": rule.normalise,
+        "PRECISION": precision, "INNER": "ieee" if precision == "ieee" else "tf32x3",
+        "ROWS": config.rows, "COLUMNS": config.columns, "STAGES": config.num_stages,
+    }  # fmt: skip
+    return Launch(_lift, (num_chunks * num_heads,), arguments, constants, config.num_warps)
