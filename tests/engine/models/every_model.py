@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from hypic.engine.models import supported
@@ -21,20 +22,14 @@ from tests.reference import Reference
 
 Make = Callable[[Path], Path]
 Truth = Callable[[Path, Sequence[int]], Tensor]
-LFM2 = checkpoints_mamba.SIZES | {
-    "num_hidden_layers": 4,
-    "layer_types": ["conv", "full_attention"] * 2,
-    "conv_L_cache": 3,
-    "block_multiple_of": 8,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-}
 LATENT_RING = "bailing_moe_linear-2.5"
+# Models that transformers does not have.
+OWN = ("bailing_moe_linear", LATENT_RING)
 BUILDERS: Mapping[str, Make] = {
     **{name: partial(checkpoints_kda.write, kind=name) for name in checkpoints_kda.MODELS},
     **{name: partial(checkpoints_mamba.write, kind=name) for name in checkpoints_mamba.MODELS},
     "bailing_moe_linear": checkpoints_gdn.ring,
     LATENT_RING: ring_latent.write,
-    "lfm2": lambda folder: checkpoints_mamba.save(folder, "Lfm2ForCausalLM", "Lfm2Config", LFM2),
     "minimax": checkpoints.minimax,
     "olmo_hybrid": checkpoints_gdn.olmo_hybrid,
     "qwen3_5_moe_text": checkpoints_gdn.qwen3_5_moe,
@@ -43,7 +38,7 @@ BUILDERS: Mapping[str, Make] = {
 }
 REFERENCES: Mapping[str, Callable[[Path], Reference]] = {
     **dict.fromkeys(("minimax", "qwen3_5_text"), Reference),
-    **dict.fromkeys(("bailing_moe_linear", LATENT_RING), FamilyReference),
+    **dict.fromkeys(OWN, FamilyReference),
     **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_next"), FamilyReference),
 }
 NAMES = [*supported(), LATENT_RING]
@@ -57,10 +52,19 @@ def own_truth(folder: Path, ids: Sequence[int]) -> Tensor:
 
 
 TRUTHS: Mapping[str, Truth] = {
-    **dict.fromkeys(("bailing_moe_linear", LATENT_RING), own_truth),
+    **dict.fromkeys(OWN, own_truth),
     **dict.fromkeys(("minimax", "qwen3_5_text"), checkpoints.exact_oracle_logits),
     **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_next"), checkpoints_gdn.exact_logits),
 }
+
+
+@torch.no_grad()
+def generated(folder: Path, ids: Sequence[int], num_tokens: int) -> list[int]:
+    """What transformers generates in float32, with its own cache."""
+    model = checkpoints_mamba.oracle(folder)
+    found = model.generate(torch.tensor([list(ids)]), max_new_tokens=num_tokens, do_sample=False, use_cache=True)
+    out: list[int] = found[0, len(ids) :].tolist()
+    return out
 
 
 class Every(Models):

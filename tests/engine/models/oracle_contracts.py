@@ -174,15 +174,15 @@ def halve_tails(engine: Bench) -> None:
         tail.mul_(0.5)
 
 
-def forget_a_key(patch: pytest.MonkeyPatch) -> None:
-    """One position of every longer context is read as zeros."""
+def forget_a_key(patch: pytest.MonkeyPatch, which: slice = slice(25, 26)) -> None:
+    """One position of every longer context is read as zeros, or others."""
     from hypic.engine.pool import Pool
 
     sound = Pool.read_kv
 
     def faulty(self: Pool, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (tensor.clone() for tensor in sound(self, layer, slots))
-        keys[25:26], values[25:26] = 0.0, 0.0
+        keys[which], values[which] = 0.0, 0.0
         return keys, values
 
     patch.setattr(Pool, "read_kv", faulty)
@@ -221,9 +221,9 @@ def swap_tails(patch: pytest.MonkeyPatch) -> None:
     """The same of convolutions' tails, in models whose layers keep nothing else."""
     from dataclasses import replace
 
-    from hypic.engine.layers import short_conv
+    from hypic.engine.layers import conv, short_conv
 
-    sound = short_conv.convolve_rows
+    sound = conv.convolve_rows
 
     def faulty(x: Tensor, weight: Tensor, batch: Batch, *args: Any) -> Tensor:
         plan = replace(batch.conv, write_slots=batch.conv.write_slots.flip(0))

@@ -23,7 +23,7 @@ from hypic_apps.eval.tiny import CONFIGS
 from tests.engine.faults import FAULTS
 from tests.engine.harness import TOLERANCE, Answer, Bench, few_segments, links, live, many_segments, relative, seg
 from tests.engine.models import oracle_contracts as contracts
-from tests.engine.models.every_model import BUILDERS, NAMES, REFERENCES, STATELESS, Every
+from tests.engine.models.every_model import BUILDERS, NAMES, OWN, REFERENCES, STATELESS, Every, generated
 from tests.engine.models.oracle_contracts import Models, bites
 
 EXACT = TOLERANCE["float64"]
@@ -62,6 +62,44 @@ def test_a_file_without_a_builder_fails_by_name(models: Every) -> None:
 
 def harms(name: str) -> Sequence[Callable[[Bench], None]]:
     return (contracts.halve_tails if name in STATELESS else contracts.halve_transitions), contracts.halve_values
+
+
+# -- logits and greedy answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_tokens_are_those_of_full_recompute(
+    name: str, models: Every, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert contracts.live_error(models, name, "float64") < EXACT
+    if name not in OWN:
+        assert contracts.live_error(models, name, "float32") < TOLERANCE["float32"]
+    contracts.forget_a_key(monkeypatch)
+    assert bites(contracts.live_error(models, name, "float64"))
+
+
+def greedy_difference(models: Every, name: str, num_tokens: int = 12) -> tuple[int, int]:
+    """How many tokens of a greedy answer in float32 are compared with what transformers generates, and how many differ.
+
+    They are compared up to the first that was chosen from two within the tolerance.
+    """
+    answer = models.bench(name, "float32").ask([live(40, 2)], max_tokens=num_tokens)
+    best = answer.rows(sorted(answer.chosen_from)).topk(2).values
+    sure = ((best[:, 0] - best[:, 1]) / best[:, 0].abs() > 2 * TOLERANCE["float32"]).tolist()
+    num_sure = (*sure, False).index(False)
+    theirs = generated(models.folder(name), live(40, 2).ids, num_tokens)
+    return num_sure, sum(a != b for a, b in zip(answer.ids[:num_sure], theirs[:num_sure], strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN])
+def test_greedy_answers_are_what_transformers_generates(
+    name: str, models: Every, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_compared, num_other = greedy_difference(models, name)
+    assert num_compared >= 6 and num_other == 0
+    contracts.forget_a_key(monkeypatch, slice(None))
+    contracts.start_from_nothing(monkeypatch)
+    assert greedy_difference(models, name)[1] > 0
 
 
 # -- exact -----------------------------------------------------------------------------------------------------------
