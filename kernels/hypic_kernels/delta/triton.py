@@ -141,22 +141,22 @@ def _lift(
             k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
             block = tl.where(across[:, None] == channels, total, 0.0)
             block -= stored_by_wide(tl.trans(k_tile), corrected, PRECISION)
-            target = transition + (place * K + across[:, None]) * K + channels
-            tl.store(target, block, mask=(across < K)[:, None] & (channels < K))
+            square = transition + (place * K + across[:, None]) * K + channels
+            tl.store(square, block, mask=(across < K)[:, None] & (channels < K))
 
     corrections, readouts = inverse * into * from_v, seen * from_v
     for start in tl.range(0, V, COLUMNS, num_stages=STAGES):
         channels = (start + tl.arange(0, COLUMNS))[None, :]
         tile = tl.load(v_rows + channels, mask=is_row & (channels < V), other=0.0)
-        target = offset + (place * C + tl.arange(0, C)[:, None]) * V + channels
-        tl.store(target, wide_by_stored(readouts, tile, PRECISION), mask=channels < V)
+        beside = offset + (place * C + tl.arange(0, C)[:, None]) * V + channels
+        tl.store(beside, wide_by_stored(readouts, tile, PRECISION), mask=channels < V)
         corrected = wide_by_stored(corrections, tile, PRECISION)
         for first in tl.range(0, K, ROWS, num_stages=STAGES):
             across = first + tl.arange(0, ROWS)
             k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
-            target = end_state + (place * K + across[:, None]) * V + channels
+            square = end_state + (place * K + across[:, None]) * V + channels
             mask = (across < K)[:, None] & (channels < V)
-            tl.store(target, stored_by_wide(tl.trans(k_tile), corrected, PRECISION), mask=mask)
+            tl.store(square, stored_by_wide(tl.trans(k_tile), corrected, PRECISION), mask=mask)
 
 
 def lift(
