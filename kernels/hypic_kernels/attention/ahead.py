@@ -1,27 +1,30 @@
-"""``python -m hypic_kernels.attention.ahead``: the kernel compiled for chips that need not be here; JSON to stdout.
+"""``python -m hypic_kernels.attention.ahead``: the kernel compiled for chips that need not be here; a line of JSON each.
 
 Triton compiles for a named chip without a GPU. What comes out says whether a layout is possible there: shared memory
-against the chip's limit, registers and what spilled.
+against the chip's limit, registers and what spilled. Every layout that may be chosen there is built, in tiles of 1 to 64 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from hypic_kernels import interpreted
-from hypic_kernels.attention.layout import SHARED_BYTES, Config, HeadDims, candidates, choose
+from hypic_kernels.attention.layout import SHARED_BYTES, Config, HeadDims, default_config
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+TILES = (1, 4, 16, 64)
 TABLES = ("slots", "key_positions", "starts", "lengths", "token_positions", "tile_chain", "tile_first", "tile_count")
 HEADS = {
     "64": HeadDims(4, 64, 64, 64),
@@ -100,3 +103,36 @@ def _read(machine_code: bytes, shared_bytes: int) -> Built:
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found is not None, f"cuobjdump says nothing of registers: {text!r}"
     return Built(shared_bytes, int(found[1]), int(found[2]))
+
+
+def rows(heads: Sequence[str], dtypes: Sequence[torch.dtype], capabilities: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """One row of results for each layout that ``default_config`` may choose."""
+    for name, dtype, capability in itertools.product(heads, dtypes, capabilities):
+        dims, limit = HEADS[name], SHARED_BYTES[capability]
+        layouts = {default_config(dims, dtype, tile, limit): tile for tile in TILES}
+        for config, tile in layouts.items():
+            built = build(dims, dtype, tile, config, capability)
+            named = {"heads": name, "dtype": str(dtype).removeprefix("torch."), "capability": capability, "tile": tile}
+            yield {**named, "config": config._asdict(), **built._asdict(), "fits": built.shared_bytes <= limit}
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m hypic_kernels.attention.ahead", description=__doc__)
+    names = {str(dtype).removeprefix("torch."): dtype for dtype in TYPES}
+    parser.add_argument("--heads", choices=HEADS, action="append", help="all, unless given")
+    parser.add_argument("--dtype", choices=names, action="append", help="all, unless given")
+    parser.add_argument("--capability", type=int, choices=SHARED_BYTES, action="append", help="all, unless given")
+    given = parser.parse_args(words)
+    if find_spec("triton") is None or interpreted():
+        print("this needs Triton, with TRITON_INTERPRET unset", file=sys.stderr)
+        return 1
+    fits = True
+    dtypes = [names[name] for name in given.dtype or names]
+    for row in rows(given.heads or list(HEADS), dtypes, given.capability or list(SHARED_BYTES)):
+        print(json.dumps(row), flush=True)
+        fits = fits and row["fits"]
+    return 0 if fits else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -32,7 +32,7 @@ class Work:
         return Work(length, ((length - num_tokens, num_tokens),))
 
 
-SMALL = (Work.last(70, 9), Work(45, ((0, 3), (17, 8), (40, 5))), Work(0, ()), Work.last(1, 1), Work.last(33, 1))
+SMALL = (Work.last(70, 5), Work(45, ((0, 3), (17, 7))), Work(0, ()), Work.last(1, 1), Work.last(33, 1))
 
 
 @dataclass(frozen=True)

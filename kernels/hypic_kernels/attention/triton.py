@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hypic_kernels.attention.layout import Config, HeadDims, pieces, rows_of
+from hypic_kernels.attention.layout import Config, HeadDims, pieces, scratch_numbers
 from hypic_kernels.attention.plan import Plan
 
 _NO_POSITION = tl.constexpr(2**31 - 1)
@@ -64,15 +64,12 @@ def _upright(
 
 
 @_jit
-def _turned_halves(
-    first: tl.tensor, second: tl.tensor, cos: tl.tensor, sin: tl.tensor, TURNS: tl.constexpr, like: tl.tensor
-) -> tl.tuple:
-    """Both halves turned in fp32, in the type of ``like``."""
+def _turned(first: tl.tensor, second: tl.tensor, cos: tl.tensor, sin: tl.tensor, TURNS: tl.constexpr) -> tl.tensor:
+    """Both halves turned in fp32 and side by side in a new axis, the first."""
     if TURNS:
         one, two = first.to(tl.float32), second.to(tl.float32)
-        cos, sin = cos.to(tl.float32), sin.to(tl.float32)
         first, second = one * cos - two * sin, two * cos + one * sin
-    return first.to(like.dtype.element_ty), second.to(like.dtype.element_ty)
+    return tl.permute(tl.join(first, second), (2, 0, 1))
 
 
 @_jit
@@ -93,10 +90,10 @@ def _queries(
     TURNS: tl.constexpr,
     LATENT: tl.constexpr,
 ) -> tl.tuple:
-    """The tile's queries in up to four tiles: two halves that turn, and the rest; what there is not is ``valid``."""
+    """The tile's queries in up to three tiles: what turns, and the rest; what there is not is ``valid``."""
     turning: tl.constexpr = REST_A + REST_B if LATENT else 0
     resting: tl.constexpr = 0 if LATENT else 2 * HALF
-    first, second, rest_a, rest_b = valid, valid, valid, valid
+    turned, rest_a, rest_b = valid, valid, valid
     if HALF > 0:
         first = _flat(q + turning, rows, valid, HALF, BLOCK_HALF, True)
         second = _flat(q + turning + HALF, rows, valid, HALF, BLOCK_HALF, True)
@@ -105,18 +102,18 @@ def _queries(
         if TURNS:
             c = _flat(cos, angles, valid, HALF, BLOCK_HALF, False)
             s = _flat(sin, angles, valid, HALF, BLOCK_HALF, False)
-        first, second = _turned_halves(first, second, c, s, TURNS, keys)
+        both = tl.permute(_turned(first, second, c, s, TURNS), (1, 0, 2))
+        turned = tl.reshape(both, (first.shape[0], 2 * BLOCK_HALF)).to(keys.dtype.element_ty)
     if REST_A > 0:
         rest_a = _flat(q + resting, rows, valid, REST_A, BLOCK_A, True).to(keys.dtype.element_ty)
     if REST_B > 0:
         rest_b = _flat(q + resting + REST_A, rows, valid, REST_B, BLOCK_B, True).to(keys.dtype.element_ty)
-    return first, second, rest_a, rest_b
+    return turned, rest_a, rest_b
 
 
 @_jit
 def _step(
-    first: tl.tensor,
-    second: tl.tensor,
+    turned: tl.tensor,
     rest_a: tl.tensor,
     rest_b: tl.tensor,
     acc_a: tl.tensor,
@@ -179,9 +176,8 @@ def _step(
                 turns = tl.where(known, indices, 0)
             c = _upright(cos, turns * HALF, known, HALF, BLOCK_HALF, False)
             s = _upright(sin, turns * HALF, known, HALF, BLOCK_HALF, False)
-        one, two = _turned_halves(one, two, c, s, TURNS, keys)
-        scores = tl.dot(first, one, acc=scores, input_precision=PRECISION)
-        scores = tl.dot(second, two, acc=scores, input_precision=PRECISION)
+        both = tl.reshape(_turned(one, two, c, s, TURNS), (2 * BLOCK_HALF, BLOCK_N))
+        scores = tl.dot(turned, both.to(keys.dtype.element_ty), acc=scores, input_precision=PRECISION)
     if LATENT:
         scores = tl.dot(rest_a, tl.trans(value_a), acc=scores, input_precision=PRECISION)
         if REST_B > 0:
@@ -242,6 +238,7 @@ def _attend(
     scale: tl.tensor,
     KEY_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
     HALF: tl.constexpr,
     REST_A: tl.constexpr,
     REST_B: tl.constexpr,
@@ -261,22 +258,25 @@ def _attend(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One tile, one key head, one part of the keys; parts of a tile are neighbours, then its heads."""
+    """One tile, ``HEADS`` heads that share a key, one part of the keys; parts are neighbours, then heads."""
+    num_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     program = tl.program_id(0)
     split = program % num_splits
-    key_head = program // num_splits % KEY_HEADS
-    tile = program // num_splits // KEY_HEADS
+    block = program // num_splits % (KEY_HEADS * num_blocks)
+    key_head = block // num_blocks
+    tile = program // num_splits // (KEY_HEADS * num_blocks)
     chain = tl.load(tile_chain + tile)
     count = tl.load(tile_count + tile)
     places = tl.arange(0, BLOCK_M)
-    valid = places < count * GROUP
-    token = tl.where(valid, tl.load(tile_first + tile) + places // GROUP, 0).to(tl.int64)
-    head = key_head * GROUP + places % GROUP
+    within = block % num_blocks * HEADS + places % HEADS
+    valid = (places < count * HEADS) & (within < GROUP)
+    token = tl.where(valid, tl.load(tile_first + tile) + places // HEADS, 0).to(tl.int64)
+    head = key_head * GROUP + within
     positions = tl.load(token_positions + token, mask=valid, other=-1)
     q_rows = token * q_stride + head * q_head_stride
     keys += key_head.to(tl.int64) * key_head_stride
     values += key_head.to(tl.int64) * value_head_stride
-    first, second, rest_a, rest_b = _queries(
+    turned, rest_a, rest_b = _queries(
         q, q_rows, valid, positions, cos, sin, keys,
         HALF, REST_A, REST_B, BLOCK_HALF, BLOCK_A, BLOCK_B, TURNS, LATENT,
     )  # fmt: skip
@@ -301,14 +301,14 @@ def _attend(
     top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
     for here in tl.range(begin, middle, BLOCK_N, num_stages=STAGES):
         acc_a, acc_b, total, top = _step(
-            first, second, rest_a, rest_b, acc_a, acc_b, total, top,
+            turned, rest_a, rest_b, acc_a, acc_b, total, top,
             keys, values, slots, key_positions, cos, sin, key_stride, value_stride, here, stop, positions, scale,
             HALF, REST_A, REST_B, VALUE_A, VALUE_B, BLOCK_HALF, BLOCK_A, BLOCK_B, BLOCK_VA, BLOCK_VB,
             BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, PRECISION, False,
         )  # fmt: skip
     for here in tl.range(middle, stop, BLOCK_N, num_stages=STAGES):
         acc_a, acc_b, total, top = _step(
-            first, second, rest_a, rest_b, acc_a, acc_b, total, top,
+            turned, rest_a, rest_b, acc_a, acc_b, total, top,
             keys, values, slots, key_positions, cos, sin, key_stride, value_stride, here, stop, positions, scale,
             HALF, REST_A, REST_B, VALUE_A, VALUE_B, BLOCK_HALF, BLOCK_A, BLOCK_B, BLOCK_VA, BLOCK_VB,
             BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, PRECISION, True,
@@ -397,11 +397,6 @@ def shared_bytes(device: torch.device) -> int:
     return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
 
-def scratch_numbers(num_splits: int, num_tokens: int, num_heads: int, value_dim: int) -> int:
-    """float32 numbers that parts and their logarithms take; none without splits."""
-    return num_splits * num_tokens * num_heads * (value_dim + 1) if num_splits > 1 else 0
-
-
 def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> dict[str, Any]:
     """What the kernel is compiled for, but types, ``IS_SPLIT``, ``TURNS`` and ``HAS_KEY_POSITIONS``."""
     half, _, block_a, block_b = dims.key_pieces
@@ -419,7 +414,8 @@ def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> 
         "BLOCK_B": block_b,
         "BLOCK_VA": value_a,
         "BLOCK_VB": value_b,
-        "BLOCK_M": rows_of(tile, dims.group),
+        "HEADS": config.num_heads(tile, dims.group),
+        "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "LATENT": dims.is_latent,
         "PRECISION": config.precision,
@@ -454,7 +450,8 @@ def attend(
         strides = (num_heads * dims.value_dim, dims.value_dim, size * dims.value_dim, size)
     # Triton launches on the current device, whatever device its arguments are on.
     with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
-        _attend[(num_tiles * key_heads * splits,)](
+        blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
+        _attend[(num_tiles * key_heads * blocks * splits,)](
             q, keys, values, keys if cos is None else cos, keys if sin is None else sin,
             plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
             plan.starts, plan.lengths, plan.positions, plan.tile_chain, plan.tile_first, plan.tile_count,
