@@ -30,7 +30,7 @@ def _result(name: str, launch: Any, capability: int, room: int) -> dict[str, obj
 
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m hypic_kernels.ahead", description=__doc__)
-    parser.add_argument("operations", nargs="*", choices=OPERATIONS, help="all, unless given")
+    parser.add_argument("operations", nargs="*", metavar="OPERATION", help=f"of {OPERATIONS}; all unless given")
     parser.add_argument("--capability", type=int, action="append", help="80, 90, ...; all known ones unless given")
     parser.add_argument("--every", action="store_true", help="all sizes, types and layouts, not the default ones only")
     given = parser.parse_args(words)

@@ -38,7 +38,7 @@ def _merged(
 
 @jit
 def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
-    """``(I + lower)^-1`` for a strictly lower triangular matrix ``[C, C]``: blocks of 16 side by side, then together."""
+    """``(I + lower)^-1`` of a strictly lower triangular ``[C, C]``: blocks of 16 side by side, then together."""
     blocks: tl.constexpr = C // 16
     rows, columns = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
     across, along = tl.arange(0, blocks)[:, None, None, None], tl.arange(0, blocks)[None, None, :, None]
@@ -165,7 +165,9 @@ def _lift(
     for start in tl.range(0, V, COLUMNS, num_stages=STAGES):
         channels = (start + tl.arange(0, COLUMNS))[None, :]
         tile = tl.load(v_rows + channels, mask=is_row & (channels < V), other=0.0)
-        tl.store(offset + (place * C + rows) * V + channels, wide_by_stored(readouts, tile, PRECISION), mask=channels < V)
+        tl.store(
+            offset + (place * C + rows) * V + channels, wide_by_stored(readouts, tile, PRECISION), mask=channels < V
+        )
         corrected = wide_by_stored(corrections, tile, PRECISION)
         for first in tl.range(0, K, ROWS, num_stages=STAGES):
             across = first + tl.arange(0, ROWS)

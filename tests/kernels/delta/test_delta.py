@@ -307,7 +307,9 @@ PRECISIONS: list[tuple[torch.dtype, Precision]] = [
 
 
 def lift_error(p: Problem, precision: Precision, config: LiftConfig | None = None) -> float:
-    maps = lift(*p.tokens, p.chunks, rule=p.rule, out=p.poisoned(), precision=precision, backend="triton", config=config)
+    maps = lift(
+        *p.tokens, p.chunks, rule=p.rule, out=p.poisoned(), precision=precision, backend="triton", config=config
+    )
     return max(map(relative_error, maps, p.lifted()))
 
 
