@@ -82,7 +82,7 @@ def read(
     query: Tensor, offset: Tensor, states: Tensor, chunks: Tensor, places: Tensor | None, num_tokens: int
 ) -> Tensor:
     """Outputs ``[N, Hv, V]`` of tokens that stand in a chunk; others are NaN. Without the norm."""
-    outputs = query @ _picked(states, places).to(query.dtype) + offset
+    outputs = query @ _picked(states[: len(query)] if places is None else states, places).to(query.dtype) + offset
     out = query.new_full((num_tokens, *outputs.shape[1:2], outputs.shape[-1]), torch.nan)
     is_token = (chunks >= 0) & (chunks < num_tokens)
     out[chunks[is_token].long()] = outputs.transpose(1, 2)[is_token]
