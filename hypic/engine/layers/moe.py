@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hypic.engine.layers.mlp import SwiGLU
+from hypic.engine.layers.mlp import SwiGLU, gated
 from hypic.engine.layers.norm import upcast
 from hypic_kernels import experts as kernels
 
@@ -56,7 +56,7 @@ class Experts(nn.Module):
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
         offsets = ends.to(torch.int32)
         gate, up = product(rows, self.gate_up_proj.mT, offs=offsets).chunk(2, dim=-1)
-        return product(F.silu(gate) * up, self.down_proj.mT, offs=offsets)
+        return product(gated(gate, up), self.down_proj.mT, offs=offsets)
 
     def run_in_turn(self, rows: Tensor, ends: Tensor) -> Tensor:
         made, start = [rows[:0]], 0
