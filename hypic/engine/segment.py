@@ -42,7 +42,8 @@ class CachedSegment:
     """One entry: ``kv_slots [n]`` are the pool's token slots of the cached tokens, in order.
 
     ``ids`` are the tokens the key was made of (a segment's with its seam, a snapshot's whole head), compared again on
-    every hit. ``transition_slot`` is ``None`` for a snapshot. ``pins`` counts requests that use it right now.
+    every hit. ``transition_slot`` is ``None`` for a snapshot. ``num_own`` are the tokens of a snapshot that stand in no
+    segment. ``pins`` counts requests that use it right now, ``uses`` all that ever did.
     """
 
     key: bytes
@@ -56,7 +57,9 @@ class CachedSegment:
     source: str | None = None
     namespace: str | None = None
     deterministic: bool = False
+    num_own: int | None = None
     pins: int = field(default=0)
+    uses: int = field(default=0)
 
     @property
     def is_snapshot(self) -> bool:
@@ -66,3 +69,8 @@ class CachedSegment:
     def num_cached(self) -> int:
         """Tokens whose effect is kept: the interior's, or a snapshot's whole head."""
         return len(self.kv_slots)
+
+    @property
+    def num_saved(self) -> int:
+        """Tokens that a hit does not compute."""
+        return max(1, self.num_cached if self.num_own is None else self.num_own)
