@@ -150,7 +150,7 @@ class DeviceStore:
         sizes = {"bytes": entry.num_bytes, "pages": len(entry.pages), **slots}
         for short, size in sizes.items():
             if size:
-                self._rankings[short].add(entry.key, entry.uses, entry.num_saved, size)
+                self._rankings[short].add(entry.key, 1 + entry.uses, entry.num_saved, size)
         while self.budget_bytes is not None and self._idle_bytes > self.budget_bytes and self._evict("bytes"):
             pass
 

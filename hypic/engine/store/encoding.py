@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from hypic.engine.segment import FORMAT_VERSION, Identity
+from hypic.engine.segment import FORMAT_VERSION, Identity, Label
 from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart
 from hypic.errors import StoreCorrupt
 
@@ -55,9 +55,14 @@ class Header:
         return Identity(*(self.metadata[name] for name in ("fingerprint", "dtype", "storage", "adapter")))
 
     @property
-    def labels(self) -> dict[str, str | None]:
-        """``namespace``, ``name`` and ``source``; one that is not there is ``None``."""
-        return {label: self.metadata.get(label) for label in _LABELS}
+    def labels(self) -> frozenset[Label]:
+        """All under which the text was passed."""
+        return frozenset(Label(*label) for label in json.loads(self.metadata["labels"]))
+
+    @property
+    def expires_s(self) -> float | None:
+        text = self.metadata["expires_s"]
+        return float(text) if text else None
 
 
 def encode(image: EntryImage, pin: bool = False) -> Tensor:
@@ -148,7 +153,8 @@ def _header(image: EntryImage, tensors: Mapping[str, Tensor]) -> bytes:
 
 def _metadata(image: EntryImage) -> dict[str, str]:
     identity = image.identity
-    labels = {label: getattr(image, label) for label in _LABELS}
+    named = {label: getattr(image, label) for label in _LABELS}
+    labels = sorted(([label.name, label.source, label.namespace] for label in image.labels), key=repr)
     return {
         "checksum": "0" * (CHECKSUM.stop - CHECKSUM.start),
         "version": str(FORMAT_VERSION),
@@ -161,17 +167,22 @@ def _metadata(image: EntryImage) -> dict[str, str]:
         "snapshot": str(int(image.is_snapshot)),
         "deterministic": str(int(image.deterministic)),
         "layers": f"{len(image.linear)},{len(image.attention)}",
-        **{label: text for label, text in labels.items() if text is not None},
+        "expires_s": "" if image.expires_s is None else repr(image.expires_s),
+        "labels": json.dumps(labels),
+        **{label: text for label, text in named.items() if text is not None},
     }
 
 
-_REQUIRED = ("checksum", "version", "key", "fingerprint", "dtype", "storage", "adapter", "seam", "snapshot")
+_REQUIRED = (
+    *("checksum", "version", "key", "fingerprint", "dtype", "storage", "adapter", "seam", "snapshot"),
+    *("deterministic", "layers", "expires_s", "labels"),
+)
 
 
 def _check_metadata(metadata: Any) -> None:
     if not all(isinstance(text, str) for text in metadata.values()):
         raise ValueError("metadata must be text")
-    missing = [name for name in (*_REQUIRED, "deterministic", "layers") if name not in metadata]
+    missing = [name for name in _REQUIRED if name not in metadata]
     if missing:
         raise ValueError(f"metadata lacks {missing[0]}")
     if metadata["version"] != str(FORMAT_VERSION):
@@ -180,6 +191,11 @@ def _check_metadata(metadata: Any) -> None:
         raise ValueError("key or checksum has the wrong length")
     if metadata["snapshot"] not in "01" or metadata["deterministic"] not in "01":
         raise ValueError("a flag is neither 0 nor 1")
+    labels, expires_s = json.loads(metadata["labels"]), metadata["expires_s"]
+    if not all(len(label) == 3 and all(isinstance(text, str | None) for text in label) for label in labels):
+        raise ValueError("a label is not name, source and namespace")
+    if expires_s and not math.isfinite(float(expires_s)):
+        raise ValueError("it expires at no time")
 
 
 def _check_tensors(tensors: Mapping[str, Any]) -> int:
@@ -235,7 +251,9 @@ def _image(header: Header, tensors: dict[str, Tensor]) -> EntryImage:
         attention=attention,
         is_snapshot=metadata["snapshot"] == "1",
         deterministic=metadata["deterministic"] == "1",
-        **header.labels,
+        labels=header.labels,
+        expires_s=header.expires_s,
+        **{label: metadata.get(label) for label in _LABELS},
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,11 @@ HOSTILE = [
     ({"snapshot": "2"}, {}),
     ({"key": "zz"}, {}),
     ({"name": 5}, {}),
+    ({"labels": "[[1, 2, 3]]"}, {}),
+    ({"labels": "[[null]]"}, {}),
+    ({"labels": "7"}, {}),
+    ({"expires_s": "never"}, {}),
+    ({"expires_s": "nan"}, {}),
     ({}, {"ids": None}),
     ({}, {"ids": {"dtype": "I32", "shape": [2**40], "data_offsets": [0, 2**42]}}),
     ({}, {"ids": {"dtype": "F32", "shape": [11], "data_offsets": [0, 44]}}),
@@ -171,7 +177,7 @@ def test_rubbish_is_refused_and_nothing_else_happens(rubbish: bytes, place: int,
 # -- what may be installed -------------------------------------------------------------------------------------------
 
 
-def with_linear(found: EntryImage, **changes: torch.Tensor | None) -> EntryImage:
+def with_linear(found: EntryImage, **changes: Any) -> EntryImage:
     return replace(found, linear=(replace(found.linear[0], **changes), *found.linear[1:]))
 
 
