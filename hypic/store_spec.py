@@ -65,7 +65,9 @@ def _disk(rest: str, part: str) -> TierSpec:
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = [name for name in options if name != "size"]
     if unknown:
-        raise ConfigError(f"{part!r} has the option {unknown[0]!r}; all there is is size=, as in {_EXAMPLES['disk']!r}.")
+        raise ConfigError(
+            f"{part!r} has the option {unknown[0]!r}; all there is is size=, as in {_EXAMPLES['disk']!r}."
+        )
     folder = Path(unquote(path)).expanduser()
     if not path or not folder.is_absolute():
         raise ConfigError(f"{part!r} has no absolute path; write it as in {_EXAMPLES['disk']!r} or disk://~/folder.")

@@ -18,7 +18,8 @@ from hypic.engine.request import Encode, Load, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.history import History
-from hypic.engine.store.tiered import Pending, Tiered
+from hypic.engine.store.threads import Pending
+from hypic.engine.store.tiered import Tiered
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Jobs:
     def load(self, request: Request, span: Interior, pages: list[int], pending: Pending) -> Load:
         """Begin to load, into ``pages``."""
         entry = self._entry(request, span, pages, self.pool.slots_of(pages, span.stop - span.start))
+        pending.is_claimed = True
         job = self.loading[entry.key] = Load(entry, pending)
         return job
 

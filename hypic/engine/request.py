@@ -3,6 +3,7 @@ hold."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +12,7 @@ import numpy as np
 from hypic.engine.batch import Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.plan import Interior, Mark, Plan, Row
 from hypic.engine.segment import CachedSegment, Slots
-from hypic.engine.store.tiered import Pending
+from hypic.engine.store.threads import Pending
 from hypic.types import Outcome
 
 
@@ -21,24 +22,27 @@ class Held:
 
     ``entries`` are pinned until the request's state has taken them in; from then on only their pages are held,
     ``folded``. ``wanted`` are interiors not asked for yet, in prompt order, and ``spare`` pages that are kept for them;
-    ``in_pieces`` says that memory is too small to hold them all at once.
+    ``in_pieces`` says that memory is too small to hold them all at once. ``last`` is where an entry that was asked for
+    ends last.
     """
 
     slots: Slots
     state_slot: int
     pages: list[int]
     snapshot: CachedSegment | None
-    wanted: dict[bytes, Interior]
+    wanted: deque[Interior]
     spare: list[int]
     in_pieces: bool = False
+    last: dict[bytes, int] = field(default_factory=dict)
     entries: dict[bytes, CachedSegment] = field(default_factory=dict)
-    folded: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    folded: list[tuple[bytes, tuple[int, ...]]] = field(default_factory=list)
     num_own: int = 0
 
     @property
     def used(self) -> list[bytes]:
         """Keys of all that the running state is made of."""
-        return [*self.entries, *self.folded, *([self.snapshot.key] if self.snapshot is not None else [])]
+        head = [] if self.snapshot is None else [self.snapshot.key]
+        return [*head, *(key for key, _ in self.folded), *self.entries]
 
 
 @dataclass(eq=False)
@@ -94,29 +98,31 @@ class Request:
         self.done = self.initial_slot = self.last_mark = 0
         self.restarts += 1
 
+    def interiors(self, start: int) -> list[Interior]:
+        """The interiors that are needed from position ``start`` on, in prompt order."""
+        return [span for span in self.plan.spans if isinstance(span, Interior) and span.start >= start]
+
     def keys(self, start: int) -> dict[bytes, Interior]:
-        """The interiors that are needed from position ``start`` on, each key once."""
+        """The same, each key once."""
         found: dict[bytes, Interior] = {}
-        for span in self.plan.spans:
-            key = self.plan.segments[span.number].key if isinstance(span, Interior) else None
-            if key is not None and span.start >= start:
-                found.setdefault(key, span)  # type: ignore[arg-type]
+        for span in self.interiors(start):
+            found.setdefault(self.key_of(span), span)
         return found
+
+    def key_of(self, span: Interior) -> bytes:
+        key = self.plan.segments[span.number].key
+        assert key is not None, "only cached segments have interiors"
+        return key
 
     def rows_from(self, start: int) -> int:
         """Prompt tokens that are run from position ``start`` on."""
         return sum(max(0, s.stop - max(s.start, start)) for s in self.plan.spans if isinstance(s, Row))
 
-    def spans_of(self, key: bytes) -> list[Interior]:
-        """Where a cached interior stands in the prompt."""
-        segments = self.plan.segments
-        return [s for s in self.plan.spans if isinstance(s, Interior) and segments[s.number].key == key]
-
     def entry(self, span: Interior) -> CachedSegment | None:
         """The pinned entry of an interior, or ``None`` if it is yet to be asked for."""
-        key = self.plan.segments[span.number].key
-        assert self.held is not None and key is not None, "only running requests read entries"
-        return self.held.entries.get(key)
+        held = self._held()
+        is_asked_for = not held.wanted or span.start < held.wanted[0].start
+        return held.entries.get(self.key_of(span)) if is_asked_for else None
 
     def decode_chain(self, slot: int) -> Chain:
         """One row of the last generated token."""

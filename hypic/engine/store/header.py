@@ -44,7 +44,7 @@ class About:
         return bytes.fromhex(self.metadata["key"])
 
     @property
-    def num_cached(self) -> int:
+    def num_tokens(self) -> int:
         return int(self.metadata["tokens"])
 
     @property
@@ -107,7 +107,7 @@ def _metadata(image: EntryImage) -> dict[str, str]:
         "seam": str(image.seam),
         "snapshot": str(int(image.is_snapshot)),
         "deterministic": str(int(image.deterministic)),
-        "tokens": str(image.num_cached),
+        "tokens": str(len(image.ids)),
         "layers": f"{len(image.linear)},{len(image.attention)}",
         "expires_s": "" if image.expires_s is None else repr(image.expires_s),
         "labels": json.dumps(labels),

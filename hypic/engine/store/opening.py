@@ -1,4 +1,4 @@
-"""The tiers of a specification, opened: what they can hold, and how fast they are, is known before the first request."""
+"""The tiers of a specification, opened: what they hold and how fast they are is known before the first request."""
 
 from __future__ import annotations
 

@@ -191,5 +191,3 @@ class Writer:
                 self._take(self._current)
                 self._current = b""
                 self._changed.notify_all()
-
-

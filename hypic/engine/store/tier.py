@@ -17,7 +17,7 @@ class Stored:
 
     key: bytes
     num_bytes: int
-    num_cached: int
+    num_tokens: int
     labels: frozenset[Label] = frozenset()
     expires_s: float | None = None
     is_snapshot: bool = False
@@ -25,12 +25,12 @@ class Stored:
 
     @classmethod
     def of(cls, about: About, num_bytes: int, hits: int = 0) -> Stored:
-        return cls(about.key, num_bytes, about.num_cached, about.labels, about.expires_s, about.is_snapshot, hits)
+        return cls(about.key, num_bytes, about.num_tokens, about.labels, about.expires_s, about.is_snapshot, hits)
 
     @property
     def num_saved(self) -> int:
         """Tokens that a hit does not compute."""
-        return max(1, self.num_cached)
+        return max(1, self.num_tokens)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ class Tiered:
         self._pending: OrderedDict[bytes, Pending] = OrderedDict()
         self._unsaved: OrderedDict[bytes, CachedSegment] = OrderedDict()
         self._reasons: OrderedDict[bytes, str] = OrderedDict()
-        self._side = torch.cuda.Stream(self.pool.device) if self.pool.device.type == "cuda" else None
+        is_cuda = self.pool.device.type == "cuda"
+        self._side = torch.cuda.Stream(self.pool.device) if is_cuda else None  # type: ignore[no-untyped-call]
         if self.tiers:
             device.leaving = self._leaving
 
@@ -88,7 +89,7 @@ class Tiered:
             return Choice(None, self._reasons.pop(key, ""))
         tier, stored = found
         ahead = self.reader.num_bytes if tier.blocks else 0
-        reason = self.costs.objection(tier.name, stored.num_bytes, stored.num_cached, ahead)
+        reason = self.costs.objection(tier.name, stored.num_bytes, stored.num_tokens, ahead)
         if reason and not (tier.blocks and ahead == 0):
             return Choice(None, reason)
         # An idle reader reads even what is not worth waiting for: speeds change, and the host tier may take it in.
@@ -102,7 +103,7 @@ class Tiered:
         if pending.event is None:
             pending.began_s = time.perf_counter()
             pending.event = self._copy(pending.image, entry)
-        if isinstance(pending.event, torch.cuda.Event) and not pending.event.query():
+        if isinstance(pending.event, torch.cuda.Event) and not pending.event.query():  # type: ignore[no-untyped-call]
             return False
         self.costs.install.see(pending.num_bytes, time.perf_counter() - pending.began_s)
         entry.labels |= pending.image.labels
@@ -266,7 +267,7 @@ class Tiered:
         self._side.wait_stream(torch.cuda.current_stream(self.pool.device))
         with torch.cuda.stream(self._side):
             image.install(self.pool, found, entry)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._side)
         return event
 
