@@ -62,7 +62,7 @@ class LLM:
             dict(self.tokenizer.generation_defaults),
         )
         config = self.config
-        engine = Engine(runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes)
+        engine = Engine(runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes, config.tiers)
         self._loop = EngineLoop(engine)
         # A model that is dropped without being closed gives its memory back too.
         self._finalizer = weakref.finalize(self, self._loop.close)
