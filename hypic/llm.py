@@ -9,12 +9,14 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
 
 from hypic import checkpoints
 from hypic.config import EngineConfig
+from hypic.engine import forget as forgetting
 from hypic.engine import inspect, weights
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.loop import EngineLoop
@@ -25,9 +27,20 @@ from hypic.errors import ConfigError, PromptError
 from hypic.registry import Registry
 from hypic.stream import Answer, Inbox, Stream
 from hypic.tool_calls import shows_tools
-from hypic.types import CacheReport, Completion, Message, Policy, Prompt, PromptLike, SamplingParams, Segment
-
-WARM_AT_ONCE = 32
+from hypic.types import (
+    CachedEntry,
+    CacheReport,
+    Completion,
+    Forgetful,
+    Forgotten,
+    Message,
+    Policy,
+    Prompt,
+    PromptLike,
+    SamplingParams,
+    Segment,
+)
+from hypic.warming import warm
 
 
 class LLM:
@@ -63,11 +76,13 @@ class LLM:
         )
         config = self.config
         engine = Engine(runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes)
+        engine.admission.expiry.ttl_s = config.ttl_s
         self._loop = EngineLoop(engine)
         # A model that is dropped without being closed gives its memory back too.
         self._finalizer = weakref.finalize(self, self._loop.close)
         self._ids = itertools.count()
         self.registry = Registry()
+        self._attached: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -161,48 +176,53 @@ class LLM:
         Raises:
             PromptTooLong, StoreFull: a segment could never be cached.
         """
+        used = policy if policy is not None else self.config.policy
+        if not isinstance(used, Policy):
+            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
         reports: list[CacheReport] = []
-        waiting: list[Inbox] = []
-        for segment in segments:
-            waiting.append(self._warm_one(segment, policy or self.config.policy))
-            if len(waiting) >= WARM_AT_ONCE:
-                self._warmed(waiting.pop(0), reports, progress, len(segments))
-        for inbox in waiting:
-            self._warmed(inbox, reports, progress, len(segments))
+        for report in warm(segments, used, self.tokenizer.encode_text, self._submit_warm):
+            reports.append(report)
+            if progress is not None:
+                progress(len(reports), len(segments))
         return reports
 
-    def _warm_one(self, segment: Segment, policy: Policy) -> Inbox:
-        if not isinstance(segment, Segment):
-            raise PromptError(f"warm was given {segment!r:.60}; pass a list of Segment.")
-        if not isinstance(policy, Policy):
-            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
-        ids = tuple(self.tokenizer.encode_text(segment.text.strip()))
-        # The token behind the segment is never run: it stands for the text that will follow.
-        return self._submit(Task(self._new_id(), [Piece(ids, segment), Piece((0,))], policy=policy, warm=True))
+    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
+        """Forget the texts that match all of what is given, or everything; how much of what went.
 
-    def _warmed(
-        self,
-        inbox: Inbox,
-        reports: list[CacheReport],
-        progress: Callable[[int, int], None] | None,
-        total: int,
-    ) -> None:
-        report = Answer().take(inbox.get()).report
-        assert report is not None, "a warmed segment comes with its report"
-        reports.append(report)
-        if progress is not None:
-            progress(len(reports), total)
-
-    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
-        """Drop the idle entries that match all of what is given, snapshots too when nothing is; how many.
-
-        Texts that match are no longer found in flat prompts either.
+        Their entries go, every entry and snapshot that holds their tokens, what is still being encoded or waits to
+        be written, known texts in flat prompts, and passages of attached indexes. Requests under way are answered and
+        leave nothing behind.
         """
-        if source is None and name is None and namespace is None:
-            self.registry.clear()
-        else:
-            self.registry.forget(source=source, name=name, namespace=namespace)
-        return self._loop.call(partial(inspect.forget, source=source, name=name, namespace=namespace))
+        wanted = forgetting.Wanted(source, name, namespace)
+        num_texts = self._forget_known(wanted)
+        found, texts = self._loop.call(partial(forgetting.forget, wanted=wanted))
+        self.tokenizer.forget(texts.within if not wanted.is_all else None)
+        labels = {"source": source, "name": name, "namespace": namespace}
+        num_passages = sum(index.forget(**labels) for index in self._attached)
+        return replace(found, num_texts=num_texts, num_passages=num_passages)
+
+    def _forget_known(self, wanted: forgetting.Wanted) -> int:
+        if not wanted.is_all:
+            return self.registry.forget(source=wanted.source, name=wanted.name, namespace=wanted.namespace)
+        num_texts = len(self.registry)
+        self.registry.clear()
+        return num_texts
+
+    def attach(self, index: Forgetful) -> None:
+        """Have an index, such as ``hypic_retriever.Index``, forget what this model forgets, for as long as it lives."""
+        self._attached.add(index)
+
+    def entries(self) -> list[CachedEntry]:
+        """What is cached, of segments and of conversations."""
+        return self._loop.call(inspect.entries)
+
+    def pin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        """Keep what is cached of the texts that match all of what is given, until ``unpin``; how many entries."""
+        return self._loop.call(partial(inspect.pin, wanted=forgetting.Wanted(source, name, namespace)))
+
+    def unpin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        """Let entries be evicted again; how many."""
+        return self._loop.call(partial(inspect.unpin, wanted=forgetting.Wanted(source, name, namespace)))
 
     def stats(self) -> dict[str, Any]:
         """Counters and sizes: the store's, the pool's, requests waiting and running."""
@@ -261,6 +281,9 @@ class LLM:
         if not anew:
             return ()
         return (f"{anew} assistant turns were not generated here, or too long ago: their text was tokenised anew",)
+
+    def _submit_warm(self, pieces: Sequence[Piece], policy: Policy) -> Inbox:
+        return self._submit(Task(self._new_id(), pieces, policy=policy, warm=True))
 
     def _submit(self, task: Task) -> Inbox:
         inbox: Inbox = queue.SimpleQueue()

@@ -15,8 +15,9 @@ import torch
 from hypic.engine.plan import Interior, Mark, Row
 from hypic.engine.pool import Need, Pool
 from hypic.engine.request import Encode, Held, Request
-from hypic.engine.segment import CachedSegment
+from hypic.engine.segment import CachedSegment, Label
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import Expiry, is_over
 from hypic.engine.store.history import History
 from hypic.errors import PromptTooLong, StoreFull
 from hypic.types import Outcome
@@ -48,6 +49,7 @@ class Admission:
     max_context: int
     history: History = field(default_factory=History)
     encoding: dict[bytes, Encode] = field(default_factory=dict)
+    expiry: Expiry = field(default_factory=Expiry)
 
     def check(self, request: Request) -> None:
         """Whether a request could ever run.
@@ -117,7 +119,9 @@ class Admission:
         del self.encoding[job.entry.key]
         self._end(job)
         self.store.put(job.entry)
-        self.history.stored(job.entry.name, job.entry.source, job.entry.key)
+        if not job.entry.is_forgotten:
+            entry = job.entry
+            self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
 
     def broken(self, job: Encode) -> None:
         """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""
@@ -135,7 +139,13 @@ class Admission:
         pages = np.unique(slots // self.pool.page_size).tolist()
         self.pool.share_pages(pages)
         num_bytes = self.pool.layout.state_bytes + len(set(pages) & set(held.pages)) * self.pool.page_bytes
-        return CachedSegment(digest, request.head(length), slots, tuple(pages), state_slot, None, num_bytes)
+        taken = CachedSegment(digest, request.head(length), slots, tuple(pages), state_slot, None, num_bytes)
+        taken.is_forgotten = request.is_forgotten
+        within = [planned for planned in request.prompt.segments if planned.origin < length]
+        inside = [held.entries[p.key] for p in within if p.key is not None and p.key in held.entries]
+        inside += [held.snapshot] if held.snapshot is not None else []
+        self.expiry.label_snapshot(taken, request.prompt.labels(length), [p.segment for p in within], inside)
+        return taken
 
     # -- steps of the above ------------------------------------------------------------------------------------------
 
@@ -162,7 +172,7 @@ class Admission:
     def _base(self, request: Request, span: Interior) -> CachedSegment | None:
         planned, seam = request.plan.segments[span.number], request.plan.policy.seam
         key = self.history.previous(planned.segment)
-        base = None if key is None else self.store.find(key)
+        base = None if key is None else self._fresh(self.store.find(key))
         if base is None or base.is_snapshot or base.namespace != planned.segment.namespace:
             return None
         is_grown = len(base.ids) < len(planned.ids) and planned.ids[: len(base.ids)] == base.ids
@@ -175,7 +185,7 @@ class Admission:
         wanted = request.keys(snapshot.num_cached if snapshot is not None else 0)
         segments = request.plan.segments
         entries = {
-            key: None if key in self.encoding else self.store.get(key, segments[span.number].ids)
+            key: None if key in self.encoding else self._fresh(self.store.get(key, segments[span.number].ids))
             for key, span in wanted.items()
         }
         return _Found(snapshot, wanted, entries)
@@ -183,7 +193,14 @@ class Admission:
     def _at(self, request: Request, mark: Mark) -> CachedSegment | None:
         if mark.digest not in self.store:
             return None
-        return self.store.get(mark.digest, request.plan.ids[: mark.position])
+        return self._fresh(self.store.get(mark.digest, request.plan.ids[: mark.position]))
+
+    def _fresh(self, entry: CachedSegment | None) -> CachedSegment | None:
+        """An entry, unless its time is over."""
+        if entry is not None and is_over(entry):
+            self.store.forget(entry)
+            return None
+        return entry
 
     def _hold(self, request: Request, found: _Found) -> None:
         pages = self.pool.take_pages(self.pool.pages_for(request.rows_from(found.start) + 1))
@@ -192,6 +209,8 @@ class Admission:
         request.done = request.last_mark = found.start
         request.placed_s = request.placed_s if request.placed_s is not None else time.perf_counter()
         request.initial_slot = found.snapshot.state_slot if found.snapshot is not None else 0
+        if found.snapshot is not None:
+            found.snapshot.num_hits += 1
 
     def _collect(self, request: Request, found: _Found, missing: dict[bytes, Interior]) -> None:
         held = request.held
@@ -207,7 +226,11 @@ class Admission:
             if key in missing:
                 outcome = ("encoded", self._reason(request, missing[key], self.encoding[key].base))
             request.outcomes.setdefault(key, outcome)
+            entry.num_hits += outcome[0] == "hit"
             held.entries[key] = entry
+        for planned in request.plan.segments:
+            if planned.key is not None and planned.key in held.entries:
+                self.expiry.label(held.entries[planned.key], planned.segment)
 
     def _reason(self, request: Request, span: Interior, base: CachedSegment | None) -> str:
         planned, seam = request.plan.segments[span.number], request.plan.policy.seam

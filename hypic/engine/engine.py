@@ -17,6 +17,7 @@ from hypic.engine.request import Request
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
 from hypic.engine.scheduler import Scheduler, Work
+from hypic.engine.segment import CachedSegment
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.watch import ReuseWatch
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
@@ -80,6 +81,7 @@ class Engine:
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler = Sampler()
         self.watch = ReuseWatch()
+        self.kept: dict[bytes, CachedSegment] = {}
         self._answers: dict[str, _Answer] = {}
 
     @property
@@ -113,6 +115,7 @@ class Engine:
 
     def step(self) -> list[Emission]:
         """One forward for all that can run."""
+        self.expire()
         work = self.scheduler.schedule()
         done = self._failures() + self._warmed()
         if work is None:
@@ -136,6 +139,17 @@ class Engine:
             else:
                 failed.add(answer.request.id)
         return emitted + [self._fail(id, _not_finite()) for id in failed] + self._warmed()
+
+    def expire(self) -> float | None:
+        """Forget what has lived its time; seconds until the next entry has, or ``None``."""
+        now_s, expiry = time.time(), self.admission.expiry
+        for key in expiry.due(now_s):
+            entry = self.store.find(key)
+            if entry is not None and entry.expires_s is not None and entry.expires_s <= now_s:
+                if self.kept.pop(key, None) is not None:
+                    self.store.unpin(entry)
+                self.store.forget(entry)
+        return None if expiry.next_s is None else expiry.next_s - now_s
 
     # -- one answer --------------------------------------------------------------------------------------------------
 

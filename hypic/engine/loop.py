@@ -123,16 +123,19 @@ class EngineLoop:
     def _receive(self) -> bool:
         """Take in what has come, waiting if there is nothing to do; false when closed."""
         message = self._next(wait=not self.engine.has_work)
-        while message is not False:
+        while message is not False or not self.engine.has_work:
             if message is None:
                 return False
-            self._handle(message)  # type: ignore[arg-type]
+            if not isinstance(message, bool):
+                self._handle(message)
             message = self._next(wait=not self.engine.has_work)
         return True
 
     def _next(self, wait: bool) -> _Submit | _Abort | _Call | None | bool:
+        """The next message; ``False`` if there is none, or none until an entry's time is over."""
+        timeout_s = self.engine.expire() if wait else None
         try:
-            return self._inbox.get(block=wait)
+            return self._inbox.get(block=wait, timeout=timeout_s)
         except queue.Empty:
             return False
 

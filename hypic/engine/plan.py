@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hypic.engine.segment import Identity, Label
+from hypic.engine.segment import Identity, Label, label_of
 from hypic.errors import PromptError
 from hypic.types import Policy, Segment
 
@@ -122,11 +122,6 @@ def _named(digest: Any, spaces: set[str | None]) -> bytes:
     for space in sorted(space for space in spaces if space is not None):
         named.update(b"\xfe\xff\xff\xff" + len(space.encode()).to_bytes(8, "little") + space.encode())
     return bytes(named.digest())
-
-
-def label_of(segment: Segment) -> Label:
-    """A segment's label."""
-    return Label(segment.name, segment.source, segment.namespace)
 
 
 def _start(policy: Policy, identity: Identity) -> Any:

@@ -30,7 +30,8 @@ class Request:
     """A prompt being answered. ``done`` counts tokens, prompt and generated, whose effect is in the running state.
 
     ``plan`` is the prompt's, or, for a request that started again, of the prompt and what it had generated.
-    ``continued`` are tokens of new entries, by key, that were taken from older ones.
+    ``continued`` are tokens of new entries, by key, that were taken from older ones. Nothing is kept of a request whose
+    text was forgotten while it ran.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Request:
     restarts: int = 0
     num_failures: int = 0
     placed_s: float | None = None
+    is_forgotten: bool = False
 
     def __post_init__(self) -> None:
         self.plan = self.prompt
