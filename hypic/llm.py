@@ -27,6 +27,7 @@ from hypic.errors import ConfigError, PromptError
 from hypic.registry import Registry
 from hypic.stream import Answer, Inbox, Stream
 from hypic.tool_calls import shows_tools
+from hypic.turns import Asked, Turns
 from hypic.types import (
     CachedEntry,
     CacheReport,
@@ -82,6 +83,7 @@ class LLM:
         self._finalizer = weakref.finalize(self, self._loop.close)
         self._ids = itertools.count()
         self.registry = Registry()
+        self._turns = Turns(self.tokenizer, partial(self._loop.submit, sink=_unheard))
         self._attached: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -103,8 +105,7 @@ class LLM:
             PromptError, PromptTooLong, StoreFull: the prompt cannot be answered; nothing was stored.
             NonFiniteOutput, WorkerLost, RequestAborted: the answer cannot be completed.
         """
-        task = self._task(prompt, sampling, policy, tools, chat_template_kwargs)
-        return self._streamed(task)
+        return self._streamed(self._asked(prompt, sampling, policy, tools, chat_template_kwargs))
 
     async def astream(
         self,
@@ -116,7 +117,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Completion]:
         """``stream`` for event loops; cancelling frees all that the request holds."""
-        task = await asyncio.to_thread(self._task, prompt, sampling, policy, tools, chat_template_kwargs)
+        asked = await asyncio.to_thread(self._asked, prompt, sampling, policy, tools, chat_template_kwargs)
         loop, inbox = asyncio.get_running_loop(), asyncio.Queue[Emission]()
 
         def sink(emission: Emission) -> None:
@@ -124,14 +125,16 @@ class LLM:
                 loop.call_soon_threadsafe(inbox.put_nowait, emission)
 
         answer = Answer()
-        self._loop.submit(task, sink)
+        self._loop.submit(asked.task, sink)
         try:
             while not answer.is_over:
-                yield answer.take(await inbox.get())
-            self._remember(task, answer)
+                piece = answer.take(await inbox.get())
+                if answer.is_over:
+                    await asyncio.to_thread(self._turns.answered, asked, answer)
+                yield piece
         finally:
             if not answer.is_over:
-                self._loop.abort(task.id)
+                self._loop.abort(asked.task.id)
 
     @overload
     def generate(
@@ -146,8 +149,8 @@ class LLM:
         if not _is_many(prompt):
             return Completion.join(list(self.stream(prompt, sampling, **options)))
         given = {"policy": None, "tools": None, "chat_template_kwargs": None, **options}
-        tasks = [self._task(one, sampling, **given) for one in prompt]
-        streams = [self._streamed(task) for task in tasks]
+        all_asked = [self._asked(one, sampling, **given) for one in prompt]
+        streams = [self._streamed(asked) for asked in all_asked]
         try:
             return [Completion.join(list(stream)) for stream in streams]
         finally:
@@ -256,14 +259,14 @@ class LLM:
     def _new_id(self) -> str:
         return f"request-{next(self._ids)}"
 
-    def _task(
+    def _asked(
         self,
         prompt: PromptLike,
         sampling: SamplingParams | None,
         policy: Policy | None,
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> Task:
+    ) -> Asked:
         started = time.perf_counter()
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise ConfigError(f"sampling is {sampling!r}; pass hypic.SamplingParams(...).")
@@ -274,7 +277,8 @@ class LLM:
         pieces = self.tokenizer.encode(prompt, tools=tools, chat_template_kwargs=chat_template_kwargs)
         used = policy if policy is not None else self.config.policy
         elapsed = time.perf_counter() - started
-        return Task(self._new_id(), pieces, sampling or SamplingParams(), used, elapsed, notes=self._notes(prompt))
+        task = Task(self._new_id(), pieces, sampling or SamplingParams(), used, elapsed, notes=self._notes(prompt))
+        return Asked(task, prompt, tools, chat_template_kwargs)
 
     def _notes(self, prompt: PromptLike) -> tuple[str, ...]:
         anew = self.tokenizer.num_encoded_anew(prompt)
@@ -290,14 +294,15 @@ class LLM:
         self._loop.submit(task, inbox.put)
         return inbox
 
-    def _streamed(self, task: Task) -> Stream:
-        return Stream(self._loop, self._submit(task), task, self._remember)
+    def _streamed(self, asked: Asked) -> Stream:
+        return Stream(self._loop, self._submit(asked.task), asked.task, partial(self._answered, asked))
 
-    def _remember(self, task: Task, answer: Answer) -> None:
-        """Keep the ids of a generated text for when it comes back, unless a stop string cut it short of its ids."""
-        whole = not task.sampling.stop or (answer.ids and answer.ids[-1] in self.tokenizer.eos_ids)
-        if whole:
-            self.tokenizer.remember("".join(answer.texts), answer.ids)
+    def _answered(self, asked: Asked, answer: Answer) -> None:
+        self._turns.answered(asked, answer)
+
+
+def _unheard(emission: Emission) -> None:
+    """Of a task that nobody waits for."""
 
 
 def _is_many(prompt: Any) -> bool:

@@ -58,7 +58,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.registry", "hypic.tool_syntax"),
     ("hypic.tool_calls",),
     ("hypic.stream",),
-    ("hypic.warming",),
+    ("hypic.turns", "hypic.warming"),
     ("hypic.llm",),
     ("hypic.shared",),
     ("hypic.trace",),

@@ -73,6 +73,11 @@ class Admission:
                 "memory= or pass fewer segments."
             )
 
+    def known(self, request: Request) -> tuple[int, int]:
+        """How far a snapshot reaches into a prompt, and how many of the entries behind it are not there."""
+        found = self._find(request)
+        return found.start, sum(entry is None for entry in found.entries.values())
+
     def place(self, request: Request) -> bool:
         """Pin what is cached and take memory for the rest; whether there was enough. All or nothing."""
         found = self._find(request)

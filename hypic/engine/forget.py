@@ -69,6 +69,7 @@ def forget(engine: Engine, wanted: Wanted) -> tuple[Forgotten, Texts]:
     for request in _requests(engine):
         ids = request.prompt.ids
         request.is_forgotten |= wanted.fits(request.prompt.labels(len(ids))) or texts.within(ids)
+    engine.heads.clear()
     engine.admission.history.forget(wanted.fits)
     num_snapshots = sum(entry.is_snapshot for entry in doomed)
     return Forgotten(len(doomed) - num_snapshots, num_snapshots), texts

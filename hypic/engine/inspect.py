@@ -56,7 +56,7 @@ def stats(engine: Engine) -> dict[str, Any]:
     return {
         "store": asdict(engine.store.stats),
         "pool": {"num_bytes": pool.num_bytes, "capacity": asdict(pool.capacity), "free": asdict(pool.free)},
-        "requests": {"waiting": len(scheduler.waiting), "running": len(scheduler.running)},
+        "requests": {"waiting": len(scheduler.waiting) + len(engine.heads), "running": len(scheduler.running)},
         "weight_bytes": engine.runner.weight_bytes,
         "max_context": engine.runner.max_context,
     }

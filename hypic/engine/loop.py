@@ -149,7 +149,8 @@ class EngineLoop:
             self._begin(message)
 
     def _begin(self, message: _Submit) -> None:
-        self._sinks[message.task.id] = message.sink
+        if not message.task.is_head:  # nobody waits for one, and it may never be begun
+            self._sinks[message.task.id] = message.sink
         try:
             self.engine.add(message.task)
         except HypicError as error:

@@ -135,7 +135,7 @@ class Request:
     def _border(self) -> int:
         """Where the next step ends at the latest: for a deterministic request at the next mark, so that its steps are
         the same whether memory has room for snapshots or not."""
-        marks = [mark.position for mark in self.plan.marks if mark.position > self.done]
+        marks = [mark.position for mark in self.plan.marks if mark.is_taken and mark.position > self.done]
         return min(marks) if marks and self.plan.policy.deterministic else self.num_planned
 
     def _is_new(self, position: int) -> bool:
@@ -145,7 +145,7 @@ class Request:
     def _rows(self, start: int, stop: int, snapshot_slot: Callable[[Mark], int | None]) -> list[RowLink]:
         rows, slots = [], self._held().slots
         for mark in self.plan.marks:
-            if start < mark.position <= stop:
+            if mark.is_taken and start < mark.position <= stop:
                 taken = snapshot_slot(mark)
                 if taken is not None:
                     ids = self.plan.ids[start : mark.position]

@@ -170,7 +170,7 @@ class Tokenizer:
         known = None if turn.generated_text is None else self._answers.get(turn.generated_text)
         if known is None:
             return self._pieces(turn.parts)
-        return [Piece(known, ends_message=True, namespaces=turn.parts[0].namespaces)]
+        return [Piece(known, ends_message=True, namespaces=turn.parts[0].namespaces, is_answer=True)]
 
     def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         """One message's content; its last piece is marked as an end."""
