@@ -63,9 +63,10 @@ class CachedSegment:
     """One entry: ``kv_slots [n]`` are the pool's token slots of the cached tokens, in order.
 
     ``ids`` are the tokens the key was made of (a segment's with its seam, a snapshot's whole head), compared again on
-    every hit. ``transition_slot`` is ``None`` for a snapshot. ``pins`` counts requests that use it right now.
-    ``labels`` are all under which its text was passed, a snapshot's those of all texts in it. ``expires_s`` is the time
-    (as ``time.time()`` tells it) from which it is no longer used; one that is forgotten goes with its last user.
+    every hit. ``transition_slot`` is ``None`` for a snapshot. ``num_own`` are the tokens of a snapshot that stand in no
+    segment. ``pins`` counts requests that use it right now, ``uses`` all that ever did. ``labels`` are all under which
+    its text was passed, a snapshot's those of all texts in it. ``expires_s`` is the time (as ``time.time()`` tells it)
+    from which it is no longer used; one that is forgotten goes with its last user.
     """
 
     key: bytes
@@ -78,7 +79,10 @@ class CachedSegment:
     name: str | None = None
     source: str | None = None
     namespace: str | None = None
+    deterministic: bool = False
+    num_own: int | None = None
     pins: int = field(default=0)
+    uses: int = field(default=0)
     labels: set[Label] = field(default_factory=set)
     expires_s: float | None = None
     is_forgotten: bool = False
@@ -92,3 +96,8 @@ class CachedSegment:
     def num_cached(self) -> int:
         """Tokens whose effect is kept: the interior's, or a snapshot's whole head."""
         return len(self.kv_slots)
+
+    @property
+    def num_saved(self) -> int:
+        """Tokens that a hit does not compute."""
+        return max(1, self.num_cached if self.num_own is None else self.num_own)
