@@ -25,7 +25,6 @@ from hypic.engine.watch import ReuseWatch
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
 from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
 
-
 # Heads that may wait for an idle moment, and tokens that one may cost beside the new ones.
 MAX_HEADS = 64
 MAX_HEAD_TOKENS = 128
