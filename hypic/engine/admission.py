@@ -234,8 +234,12 @@ class Admission:
             entry.num_hits += outcome[0] == "hit"
             held.entries[key] = entry
         for planned in request.plan.segments:
-            if planned.key is not None and planned.key in held.entries:
-                self.expiry.label(held.entries[planned.key], planned.segment)
+            entry = None if planned.key is None else held.entries.get(planned.key) or self.store.find(planned.key)
+            if entry is not None:
+                self.expiry.label(entry, planned.segment)
+        if found.snapshot is not None:
+            within = [p.segment for p in request.plan.segments if p.origin < found.start]
+            self.expiry.label_snapshot(found.snapshot, request.plan.labels(found.start), within, ())
 
     def _reason(self, request: Request, span: Interior, base: CachedSegment | None) -> str:
         planned, seam = request.plan.segments[span.number], request.plan.policy.seam

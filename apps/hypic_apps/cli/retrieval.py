@@ -46,15 +46,23 @@ def index_documents(documents: Sequence[Document], console: Console) -> Index:
 
 
 def search(index: Index, question: str, k: int) -> list[Passage]:
-    """The ``k`` passages that fit best, best first.
+    """The ``k`` passages that fit best, best first; of equal texts the first one only.
 
     Raises:
         InputError: no passage has anything to do with the question.
     """
-    found = [hit.passage for hit in index.search(question, k)]
-    if not found:
+    depth = k
+    while True:
+        found = index.search(question, depth)
+        distinct: dict[str, Passage] = {}
+        for hit in found:
+            distinct.setdefault(hit.passage.text, hit.passage)
+        if len(distinct) >= k or len(found) < depth:
+            break
+        depth *= 2
+    if not distinct:
         raise InputError(f"no passage has a word in common with {question!r}; ask with words that the files use.")
-    return found
+    return list(distinct.values())[:k]
 
 
 def segments(passages: Iterable[Passage]) -> list[Segment]:

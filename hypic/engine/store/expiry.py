@@ -56,7 +56,7 @@ class Expiry:
         self, snapshot: CachedSegment, labels: set[Label], segments: Iterable[Segment], inside: Iterable[CachedSegment]
     ) -> None:
         """A snapshot has the labels of all that it holds and lives as long as the shortest-lived of it."""
-        snapshot.labels = labels.union(*(entry.labels for entry in inside))
+        snapshot.labels |= labels.union(*(entry.labels for entry in inside))
         times = [entry.expires_s - time.time() for entry in inside if entry.expires_s is not None]
         spaces = {label.namespace for label in labels} | {None}
         self.limit(snapshot, *times, *(segment.ttl_s for segment in segments), *map(self.ttl_s, spaces))
