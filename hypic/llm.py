@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import queue
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
 
 from hypic import checkpoints
 from hypic.config import EngineConfig
-from hypic.engine import forget as forgetting
-from hypic.engine import inspect, weights
+from hypic.engine import weights
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.loop import EngineLoop
-from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import ConfigError, PromptError
-from hypic.registry import Registry
+from hypic.keeping import Keeping
 from hypic.stream import Answer, Inbox, Stream
 from hypic.tool_calls import shows_tools
 from hypic.turns import Asked, Turns
 from hypic.types import (
-    CachedEntry,
-    CacheReport,
     Completion,
-    Forgetful,
-    Forgotten,
     Message,
     Policy,
     Prompt,
     PromptLike,
     SamplingParams,
-    Segment,
 )
-from hypic.warming import warm
 
 
-class LLM:
+class LLM(Keeping):
     """A hybrid-attention language model that answers prompts made of segments.
 
     ``model`` is a checkpoint folder, or the name of one in the local Hugging Face cache or on the Hub; without it the
@@ -60,31 +50,19 @@ class LLM:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         import torch
 
-        self.config = EngineConfig.of(**settings)
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
+        config = EngineConfig.of(**settings)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         folder = checkpoints.bundled() if model is None else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
-        self.tokenizer = Tokenizer(folder)
-        runner = Runner.load(folder, self.config)
+        tokenizer, runner = Tokenizer(folder), Runner.load(folder, config)
         self.max_context, self.fingerprint = runner.max_context, runner.identity.fingerprint
-        vocabulary = Vocabulary(
-            self.tokenizer.decode,
-            self.tokenizer.eos_ids,
-            self.tokenizer.byte_ids,
-            self.tokenizer.special_ids,
-            dict(self.tokenizer.generation_defaults),
-        )
-        config = self.config
-        engine = Engine(runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes)
+        engine = Engine(runner, _vocabulary(tokenizer), config.max_running, config.max_step_tokens, config.store_bytes)
         engine.admission.expiry.ttl_s = config.ttl_s
-        self._loop = EngineLoop(engine)
+        super().__init__(config, tokenizer, runner.identity, EngineLoop(engine))
         # A model that is dropped without being closed gives its memory back too.
         self._finalizer = weakref.finalize(self, self._loop.close)
-        self._ids = itertools.count()
-        self.registry = Registry()
-        self._turns = Turns(self.tokenizer, partial(self._loop.submit, sink=_unheard))
-        self._attached: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+        self._turns = Turns(tokenizer, partial(self._loop.submit, sink=_unheard))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -165,72 +143,6 @@ class LLM:
         """``generate`` for a list of messages."""
         return Completion.join(list(self.stream(messages, sampling, **options)))
 
-    # -- segments ----------------------------------------------------------------------------------------------------
-
-    def warm(
-        self,
-        segments: Sequence[Segment],
-        *,
-        policy: Policy | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[CacheReport]:
-        """Encode segments now; ``progress(done, total)`` is told after each.
-
-        Raises:
-            PromptTooLong, StoreFull: a segment could never be cached.
-        """
-        used = policy if policy is not None else self.config.policy
-        if not isinstance(used, Policy):
-            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
-        reports: list[CacheReport] = []
-        for report in warm(segments, used, self.tokenizer.encode_text, self._submit_warm):
-            reports.append(report)
-            if progress is not None:
-                progress(len(reports), len(segments))
-        return reports
-
-    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
-        """Forget the texts that match all of what is given, or everything; how much of what went.
-
-        Their entries go, every entry and snapshot that holds their tokens, what is still being encoded or waits to
-        be written, known texts in flat prompts, and passages of attached indexes. Requests under way are answered and
-        leave nothing behind.
-        """
-        wanted = forgetting.Wanted(source, name, namespace)
-        num_texts = self._forget_known(wanted)
-        found, texts = self._loop.call(partial(forgetting.forget, wanted=wanted))
-        self.tokenizer.forget(texts.within if not wanted.is_all else None)
-        labels = {"source": source, "name": name, "namespace": namespace}
-        num_passages = sum(index.forget(**labels) for index in self._attached)
-        return replace(found, num_texts=num_texts, num_passages=num_passages)
-
-    def _forget_known(self, wanted: forgetting.Wanted) -> int:
-        if not wanted.is_all:
-            return self.registry.forget(source=wanted.source, name=wanted.name, namespace=wanted.namespace)
-        num_texts = len(self.registry)
-        self.registry.clear()
-        return num_texts
-
-    def attach(self, index: Forgetful) -> None:
-        """Have an index, such as ``hypic_retriever.Index``, forget what this model forgets, for as long as it lives."""
-        self._attached.add(index)
-
-    def entries(self) -> list[CachedEntry]:
-        """What is cached, of segments and of conversations."""
-        return self._loop.call(inspect.entries)
-
-    def pin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
-        """Keep what is cached of the texts that match all of what is given, until ``unpin``; how many entries."""
-        return self._loop.call(partial(inspect.pin, wanted=forgetting.Wanted(source, name, namespace)))
-
-    def unpin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
-        """Let entries be evicted again; how many."""
-        return self._loop.call(partial(inspect.unpin, wanted=forgetting.Wanted(source, name, namespace)))
-
-    def stats(self) -> dict[str, Any]:
-        """Counters and sizes: the store's, the pool's, requests waiting and running."""
-        return self._loop.call(inspect.stats)
-
     # -- tokens ------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str) -> list[int]:
@@ -256,9 +168,6 @@ class LLM:
 
     # -- steps of the above ------------------------------------------------------------------------------------------
 
-    def _new_id(self) -> str:
-        return f"request-{next(self._ids)}"
-
     def _asked(
         self,
         prompt: PromptLike,
@@ -270,12 +179,10 @@ class LLM:
         started = time.perf_counter()
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise ConfigError(f"sampling is {sampling!r}; pass hypic.SamplingParams(...).")
-        if policy is not None and not isinstance(policy, Policy):
-            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
+        used = self._policy(policy)
         if tools and not shows_tools(self.tokenizer, tools, chat_template_kwargs):
             raise PromptError("this model's chat template shows no tools; leave tools out or choose another model.")
         pieces = self.tokenizer.encode(prompt, tools=tools, chat_template_kwargs=chat_template_kwargs)
-        used = policy if policy is not None else self.config.policy
         elapsed = time.perf_counter() - started
         task = Task(self._new_id(), pieces, sampling or SamplingParams(), used, elapsed, notes=self._notes(prompt))
         return Asked(task, prompt, tools, chat_template_kwargs)
@@ -285,9 +192,6 @@ class LLM:
         if not anew:
             return ()
         return (f"{anew} assistant turns were not generated here, or too long ago: their text was tokenised anew",)
-
-    def _submit_warm(self, pieces: Sequence[Piece], policy: Policy) -> Inbox:
-        return self._submit(Task(self._new_id(), pieces, policy=policy, warm=True))
 
     def _submit(self, task: Task) -> Inbox:
         inbox: Inbox = queue.SimpleQueue()
@@ -299,6 +203,16 @@ class LLM:
 
     def _answered(self, asked: Asked, answer: Answer) -> None:
         self._turns.answered(asked, answer)
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(
+        tokenizer.decode,
+        tokenizer.eos_ids,
+        tokenizer.byte_ids,
+        tokenizer.special_ids,
+        dict(tokenizer.generation_defaults),
+    )
 
 
 def _unheard(emission: Emission) -> None:

@@ -27,14 +27,22 @@ def warm(
     """
     waiting: deque[Inbox] = deque()
     for segment in segments:
-        if not isinstance(segment, Segment):
-            raise PromptError(f"warm was given {segment!r:.60}; pass a list of Segment.")
-        # The token behind the segment is never run: it stands for the text that will follow.
-        waiting.append(submit([Piece(tuple(encode(segment.text.strip())), segment), Piece((0,))], policy))
+        waiting.append(submit(warm_pieces(segment, encode), policy))
         if len(waiting) >= WARM_AT_ONCE:
             yield _report(waiting.popleft())
     while waiting:
         yield _report(waiting.popleft())
+
+
+def warm_pieces(segment: Segment, encode: Callable[[str], list[int]]) -> list[Piece]:
+    """A segment, and a token behind it that is never run: it stands for the text that will follow.
+
+    Raises:
+        PromptError: it is no ``Segment``.
+    """
+    if not isinstance(segment, Segment):
+        raise PromptError(f"warm was given {segment!r:.60}; pass a list of Segment.")
+    return [Piece(tuple(encode(segment.text.strip())), segment), Piece((0,))]
 
 
 def _report(inbox: Inbox) -> CacheReport:

@@ -59,6 +59,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.tool_calls",),
     ("hypic.stream",),
     ("hypic.turns", "hypic.warming"),
+    ("hypic.keeping",),
     ("hypic.llm",),
     ("hypic.shared",),
     ("hypic.trace",),

@@ -163,7 +163,7 @@ def test_why_a_forgotten_text_was_no_hit_is_forgotten_as_well(llm: LLM) -> None:
 
 def test_a_control_that_forgets_entries_alone_leaves_the_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests above bite: without looking inside, snapshots of prefix reuse keep the text under another label."""
-    from hypic.engine.forget import Texts
+    from hypic.engine.store.texts import Texts
 
     policy = llm.config.policy.with_(reuse="prefix")
     asked(llm, Segment(SECRET, source="door.md"))

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from hypic.engine.engine import Engine
-from hypic.engine.forget import Wanted
 from hypic.engine.segment import CachedSegment
+from hypic.engine.store.texts import Wanted
 from hypic.types import CachedEntry
 
 
@@ -33,6 +33,11 @@ def unpin(engine: Engine, *, wanted: Wanted) -> int:
     return len(kept)
 
 
+def flush(engine: Engine) -> bool:
+    """Write some of what is not written yet; whether there may be more."""
+    return False
+
+
 def _listed(engine: Engine, entry: CachedSegment) -> CachedEntry:
     pairs = sorted({(label.name, label.source) for label in entry.labels}, key=lambda pair: [x or "" for x in pair])
     spaces = {label.namespace for label in entry.labels}
@@ -53,7 +58,9 @@ def _listed(engine: Engine, entry: CachedSegment) -> CachedEntry:
 def stats(engine: Engine) -> dict[str, Any]:
     """Counters and sizes: the store's, the pool's, requests waiting and running."""
     pool, scheduler = engine.runner.pool, engine.scheduler
+    layout = pool.layout
     return {
+        "entry": {"map_bytes": layout.state_bytes + layout.transition_bytes, "token_bytes": layout.token_bytes},
         "store": asdict(engine.store.stats),
         "pool": {"num_bytes": pool.num_bytes, "capacity": asdict(pool.capacity), "free": asdict(pool.free)},
         "requests": {"waiting": len(scheduler.waiting) + len(engine.heads), "running": len(scheduler.running)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hypic_apps.cli.errors import InputError
@@ -66,7 +66,7 @@ def search(index: Index, question: str, k: int) -> list[Passage]:
 
 
 def segments(passages: Iterable[Passage]) -> list[Segment]:
-    """Passages as segments, labelled with their file and place."""
+    """Passages as segments, labelled with their file's whole path, whatever folder a command is called in."""
     from hypic import Segment
 
-    return [Segment(p.text, name=p.id, source=PurePath(p.source).name or None) for p in passages]
+    return [Segment(p.text, name=p.id, source=str(Path(p.source).resolve())) for p in passages]
