@@ -318,6 +318,13 @@ class Bench:
         assert answer.is_over
         return answer
 
+    def head(self, pieces: Pieces, policy: Policy = POLICY) -> None:
+        """Have a head kept, as after an answer."""
+        self._number += 1
+        self.answers[f"head{self._number}"] = Answer()
+        self.engine.add(Task(f"head{self._number}", list(pieces), SamplingParams(), policy, is_head=True))
+        self.run()
+
     def abort(self, answer: Answer) -> None:
         self.engine.abort(self.id_of(answer))
         answer.is_over = True
