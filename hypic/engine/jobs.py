@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from hypic.engine.plan import Interior, label_of
+from hypic.engine.plan import Interior
 from hypic.engine.pool import Need, Pool
 from hypic.engine.request import Encode, Load, Request
-from hypic.engine.segment import CachedSegment
+from hypic.engine.segment import CachedSegment, Label
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
 from hypic.engine.store.threads import Pending
 from hypic.engine.store.tiered import Tiered
@@ -30,6 +31,7 @@ class Jobs:
     store: DeviceStore
     tiers: Tiered
     history: History
+    expiry: Expiry
     encoding: dict[bytes, Encode] = field(default_factory=dict)
     loading: dict[bytes, Load] = field(default_factory=dict)
 
@@ -85,7 +87,6 @@ class Jobs:
             source=planned.segment.source,
             namespace=planned.segment.namespace,
             deterministic=request.plan.policy.deterministic,
-            labels={label_of(planned.segment)},
         )
 
     def begin(self, jobs: Sequence[Encode]) -> None:
@@ -111,6 +112,7 @@ class Jobs:
                 self._lose(job)
                 continue
             del self.loading[key]
+            self.expiry.watch(job.entry)
             self.store.put(job.entry, is_new=False)
         return list(stranded.values())
 
@@ -120,7 +122,9 @@ class Jobs:
         self._end(job)
         self.store.put(job.entry)
         self.tiers.made(job.entry)
-        self.history.stored(job.entry.name, job.entry.source, job.entry.key)
+        if not job.entry.is_forgotten:
+            entry = job.entry
+            self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
 
     def broken(self, job: Encode) -> None:
         """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""

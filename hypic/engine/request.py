@@ -37,14 +37,13 @@ class Held:
     in_pieces: bool = False
     last: dict[bytes, int] = field(default_factory=dict)
     entries: dict[bytes, CachedSegment] = field(default_factory=dict)
-    folded: list[tuple[bytes, tuple[int, ...]]] = field(default_factory=list)
+    folded: list[CachedSegment] = field(default_factory=list)
     num_own: int = 0
 
     @property
-    def used(self) -> list[bytes]:
-        """Keys of all that the running state is made of."""
-        head = [] if self.snapshot is None else [self.snapshot.key]
-        return [*head, *(key for key, _ in self.folded), *self.entries]
+    def parts(self) -> list[CachedSegment]:
+        """All that the running state is made of, or will be."""
+        return [*([] if self.snapshot is None else [self.snapshot]), *self.folded, *self.entries.values()]
 
 
 @dataclass(eq=False)
@@ -53,7 +52,8 @@ class Request:
 
     ``plan`` is the prompt's, or, for a request that started again, of the prompt and what it had generated.
     ``continued`` are tokens of new entries, by key, that were taken from older ones; ``tiers`` are those that entries
-    were loaded from.
+    were loaded from. Nothing is kept of a request whose text was
+    forgotten while it ran.
     """
 
     id: str
@@ -72,6 +72,7 @@ class Request:
     restarts: int = 0
     num_failures: int = 0
     placed_s: float | None = None
+    is_forgotten: bool = False
 
     def __post_init__(self) -> None:
         self.plan = self.prompt
@@ -148,7 +149,7 @@ class Request:
                 entry = self.entry(span)
                 if entry is None or not is_ready(entry):
                     break
-                links.append(_interior(entry, span))
+                links.append(self._interior(span))
                 position = span.stop
                 continue
             stop = min(span.stop, position + budget, border)
@@ -166,7 +167,7 @@ class Request:
     def _border(self) -> int:
         """Where the next step ends at the latest: for a deterministic request at the next mark, so that its steps are
         the same whether memory has room for snapshots or not."""
-        marks = [mark.position for mark in self.plan.marks if mark.position > self.done]
+        marks = [mark.position for mark in self.plan.marks if mark.is_taken and mark.position > self.done]
         return min(marks) if marks and self.plan.policy.deterministic else self.num_planned
 
     def _is_new(self, position: int) -> bool:
@@ -176,7 +177,7 @@ class Request:
     def _rows(self, start: int, stop: int, snapshot_slot: Callable[[Mark], int | None]) -> list[RowLink]:
         rows, slots = [], self._held().slots
         for mark in self.plan.marks:
-            if start < mark.position <= stop:
+            if mark.is_taken and start < mark.position <= stop:
                 taken = snapshot_slot(mark)
                 if taken is not None:
                     ids = self.plan.ids[start : mark.position]
@@ -185,6 +186,11 @@ class Request:
         if start < stop:
             rows.append(RowLink(self.plan.ids[start:stop], start, slots[start:stop]))
         return rows
+
+    def _interior(self, span: Interior) -> InteriorLink:
+        entry = self.entry(span)
+        assert entry is not None and entry.transition_slot is not None, "an interior is asked for before it is folded"
+        return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
 
     def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:
         policy = self.plan.policy
@@ -212,11 +218,6 @@ class Request:
     def _held(self) -> Held:
         assert self.held is not None, "the request is not running"
         return self.held
-
-
-def _interior(entry: CachedSegment, span: Interior) -> InteriorLink:
-    assert entry.transition_slot is not None, "a snapshot is no interior"
-    return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
 
 
 @dataclass(eq=False)
