@@ -1,4 +1,4 @@
-"""How heads are cut into tiles and how the kernel is laid out on the chip; plain numbers, so that Triton is not needed."""
+"""How heads are cut into tiles and how the kernel is laid out on the chip; plain numbers, no Triton."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ class Config(NamedTuple):
         """Heads of a group that a program takes."""
         return min(group, self.block_m // tile)
 
-    def shared_bytes(self, dims: HeadDims, dtype: torch.dtype) -> int:
-        """Shared memory of the kernel, at most, as read off compiled ones."""
+    def shared_bytes(self, dims: HeadDims, dtype: torch.dtype, limit: int) -> int:
+        """Shared memory of the kernel, at most, as read off compiled ones for chips where a program has ``limit``."""
         half, _, *rest = dims.key_pieces
         size, values = dtype.itemsize, sum(pieces(dims.value_dim))
         stored = values if dims.is_latent else sum(rest) + values
         # Matrix units of a warp group read operands where they were loaded: that takes a second buffer.
-        is_wide = self.block_m >= 64 and size == 2
+        is_wide = self.block_m >= 64 and size == 2 and limit > SHARED_BYTES[80]
         num_buffers = 0 if self.num_stages == 1 else 2 if is_wide else 1
         loaded = num_buffers * stored * size + (num_buffers > 0) * 2 * half * size
         tables = (num_buffers > 0 and dims.rotary_dim > 0) * 2 * half * 4
@@ -152,8 +152,8 @@ class Load:
 
 def choose(dims: HeadDims, dtype: torch.dtype, load: Load) -> Choice:
     """Tile, parts and layout for a case, from sizes alone; the same for any contents."""
-    rows = min(padded(load.tokens_per_chain * dims.group), _most_rows(dims, dtype, load.shared_bytes))
-    tile = max(1, rows // dims.group)
+    rows = min(padded(load.tokens_per_chain * dims.group), most_rows(dims, dtype, load.shared_bytes))
+    tile = max(1, min(load.tokens_per_chain, rows // dims.group))
     config = default_config(dims, dtype, tile, load.shared_bytes)
     blocks = -(-dims.group // config.num_heads(tile, dims.group))
     num_programs = max(1, load.num_chains * -(-load.tokens_per_chain // tile) * load.num_key_heads * blocks)
@@ -169,19 +169,23 @@ def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: 
     Raises:
         LayoutError: a tile of more tokens than any layout has rows.
     """
-    most = _most_rows(dims, dtype, shared_bytes)
-    rows = min(padded(tile * dims.group), max(most, padded(tile)))
-    if rows > MOST_ROWS:
-        raise LayoutError(f"a tile of {tile} tokens takes {rows} rows, the most is {MOST_ROWS}; plan smaller tiles.")
+    most = most_rows(dims, dtype, shared_bytes)
+    if tile > most:
+        raise LayoutError(
+            f"a tile of {tile} tokens is more than the {most} rows of a program here; plan smaller tiles."
+        )
+    rows = min(padded(tile * dims.group), most)
     if dtype == torch.float32:
         found = [Config(rows, n, 4, 1, "tf32x3") for n in (32, 16)]
     else:
         num_warps = 8 if rows >= 128 or (dims.is_latent and rows >= 64) else 4
         found = [Config(rows, n, num_warps, s) for n, s in ((64, 3), (32, 3), (16, 3), (32, 1), (16, 1))]
-    return next((config for config in found if config.shared_bytes(dims, dtype) <= shared_bytes), found[-1])
+    return next(
+        (config for config in found if config.shared_bytes(dims, dtype, shared_bytes) <= shared_bytes), found[-1]
+    )
 
 
-def _most_rows(dims: HeadDims, dtype: torch.dtype, shared_bytes: int) -> int:
+def most_rows(dims: HeadDims, dtype: torch.dtype, shared_bytes: int) -> int:
     """Rows beyond which sums of values no longer fit into registers, or queries into shared memory."""
     is_large = shared_bytes > SHARED_BYTES[80]
     if dtype == torch.float32:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import cycle
 from importlib.metadata import version
+from itertools import cycle
 
 import pytest
 import torch
