@@ -113,17 +113,20 @@ class Config(NamedTuple):
     def shared_bytes(self, dims: HeadDims, dtype: torch.dtype, limit: int) -> int:
         """Shared memory of the kernel, at most, as read off compiled ones for chips where a program has ``limit``."""
         half, _, *rest = dims.key_pieces
-        size, values = dtype.itemsize, sum(pieces(dims.value_dim))
-        stored = values if dims.is_latent else sum(rest) + values
-        # Matrix units of a warp group read operands where they were loaded: that takes a second buffer.
-        is_wide = self.block_m >= 64 and size == 2 and limit > SHARED_BYTES[80]
-        num_buffers = 0 if self.num_stages == 1 else 2 if is_wide else 1
-        loaded = num_buffers * stored * size + (num_buffers > 0) * 2 * half * size
-        tables = (num_buffers > 0 and dims.rotary_dim > 0) * 2 * half * 4
-        turned = 2 * half * size if is_wide or not num_buffers else 0
-        held = (0 if num_buffers else stored * size) + turned + self.block_m * size
-        queries = self.block_m * (2 * half + sum(rest)) * size
-        return max(queries + self.block_n * (loaded + tables + held + 16), self.block_m * values * 4)
+        size, values, turning = dtype.itemsize, sum(pieces(dims.value_dim)), 2 * half
+        is_split = size == 4 and self.precision == "tf32x3"
+        stored = values if dims.is_latent and not is_split else sum(rest) + values
+        queries = self.block_m * (turning + sum(rest)) * size
+        if self.num_stages == 1:
+            key, queries = (stored + turning + self.block_m) * size, queries * (3 if is_split else 2) // 2
+        else:
+            # Matrix units of a warp group read operands where they were loaded: that takes a second buffer, and a
+            # third for latents, which are read both ways. Halves that turn go there once more when they have.
+            is_wide = self.block_m >= 64 and limit > SHARED_BYTES[80]
+            num_buffers = (2 + dims.is_latent) if is_wide else 1
+            tables = 2 * half * 4 if dims.rotary_dim else 0
+            key = (num_buffers * stored + (1 + is_wide) * turning + self.block_m) * size + tables + 16
+        return max(queries + self.block_n * key, self.block_m * values * 4)
 
 
 class Choice(NamedTuple):
@@ -176,7 +179,7 @@ def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: 
         )
     rows = min(padded(tile * dims.group), most)
     if dtype == torch.float32:
-        found = [Config(rows, n, 4, 1, "tf32x3") for n in (32, 16)]
+        found = [Config(rows, 16, 8, 1)] if dims.is_latent else [Config(rows, n, 8, 1, "tf32x3") for n in (32, 16)]
     else:
         num_warps = 8 if rows >= 128 or (dims.is_latent and rows >= 64) else 4
         found = [Config(rows, n, num_warps, s) for n, s in ((64, 3), (32, 3), (16, 3), (32, 1), (16, 1))]
@@ -199,7 +202,7 @@ def candidates(dims: HeadDims, dtype: torch.dtype) -> list[tuple[int, Config]]:
     """Tokens a tile and layout, of everything that may be chosen or is worth a measurement; each of them is tested."""
     if dtype == torch.float32:
         rows, precisions = (16,) if dims.is_latent else (16, 32), ("ieee", "tf32x3")
-        layouts = [Config(m, n, 4, 1, p) for m in rows for n in (16, 32) for p in precisions]  # type: ignore[arg-type]
+        layouts = [Config(m, n, w, 1, p) for m in rows for n in (16, 32) for w in (4, 8) for p in precisions]  # type: ignore[arg-type]
     elif dims.is_latent:
         layouts = [Config(m, n, w, s) for m, w in ((16, 4), (32, 4), (64, 8)) for n in (16, 32, 64) for s in (1, 3)]
     else:

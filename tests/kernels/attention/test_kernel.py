@@ -63,7 +63,7 @@ def kernel_error(problem: Problem, config: Config = LAYOUT, out_dtype: torch.dty
 
 
 @needs_interpreter
-@pytest.mark.parametrize(("dims", "num_splits"), zip(HEADS, cycle([1, 2])), ids=str)
+@pytest.mark.parametrize(("dims", "num_splits"), list(zip(HEADS, cycle([1, 2]), strict=False)), ids=str)
 def test_kernel_equals_reference(dims: HeadDims, num_splits: int) -> None:
     """Slots that no chain names are NaN, and so is all of ``out``, of which rows without a tile stay so."""
     heads = 2 if dims.group == 1 and not dims.is_latent else 1
