@@ -182,10 +182,10 @@ def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: 
         found = [Config(rows, 16, 8, 1)] if dims.is_latent else [Config(rows, n, 8, 1, "tf32x3") for n in (32, 16)]
     else:
         num_warps = 8 if rows >= 128 or (dims.is_latent and rows >= 64) else 4
-        found = [Config(rows, n, num_warps, s) for n, s in ((64, 3), (32, 3), (16, 3), (32, 1), (16, 1))]
-    return next(
-        (config for config in found if config.shared_bytes(dims, dtype, shared_bytes) <= shared_bytes), found[-1]
-    )
+        keys = ((32, 3), (16, 3), (16, 1)) if dims.is_latent else ((64, 3), (32, 3), (16, 3), (32, 1), (16, 1))
+        found = [Config(rows, n, num_warps, s) for n, s in keys]
+    fitting = (config for config in found if config.shared_bytes(dims, dtype, shared_bytes) <= shared_bytes)
+    return next(fitting, found[-1])
 
 
 def most_rows(dims: HeadDims, dtype: torch.dtype, shared_bytes: int) -> int:
