@@ -88,7 +88,7 @@ def _type_of(name: str, dtype: torch.dtype, is_split: bool, constants: dict[str,
         return "*i32"
     if name in ("cos", "sin", "logs"):
         return "*fp32"
-    if name in ("q", "keys", "values", "out"):
+    if name in ("q", "keys", "values", "ready", "out"):
         return "*fp32" if name == "out" and is_split else TYPES[dtype]
     return "fp32" if name == "scale" else "i32"
 

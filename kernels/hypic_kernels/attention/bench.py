@@ -213,17 +213,19 @@ def measured(work: Workload, run: Callable[[int], None], exact: Tensor, repeats:
 
 
 def layouts(case: Case, chosen: Choice, dtype: torch.dtype, limit: int, is_whole: bool) -> list[Choice]:
-    """The chosen one, then those near it, or with ``is_whole`` all that the chip has room for."""
-    found = [chosen]
+    """The chosen one, with other numbers of parts and the other way to turn; then other layouts, with ``is_whole`` all
+    that the chip has room for."""
+    splits, config = chosen.num_splits, chosen.config
+    numbers = {max(1, splits // 2), splits, splits * 2} if splits > 1 else {1, 2}
+    found = [chosen, *(chosen._replace(num_splits=number) for number in sorted(numbers))]
+    other = config._replace(turns_once=not config.turns_once)
+    if case.dims.rotary_dim and other.shared_bytes(case.dims, dtype, limit) <= limit:
+        found.append(chosen._replace(config=other))
     for tile, config in candidates(case.dims, dtype):
-        near = (chosen.config.block_m // 2, chosen.config.block_m, chosen.config.block_m * 2)
-        if config.shared_bytes(case.dims, dtype, limit) > limit or not (is_whole or config.block_m in near):
-            continue
-        if config.num_stages == 1 and dtype != torch.float32 and not is_whole:
-            continue
-        splits = chosen.num_splits
-        parts = sorted({max(1, splits // 2), splits, splits * 2} if splits > 1 else {1})
-        found += [Choice(min(tile, _longest(case)), number, config) for number in parts]
+        is_near = config.block_m in (chosen.config.block_m // 2, chosen.config.block_m, chosen.config.block_m * 2)
+        is_quick = dtype == torch.float32 or (config.num_stages == 3 and config.block_n > 16)
+        if config.shared_bytes(case.dims, dtype, limit) <= limit and (is_whole or (is_near and is_quick)):
+            found.append(Choice(min(tile, _longest(case)), splits, config))
     return list(dict.fromkeys(found))
 
 

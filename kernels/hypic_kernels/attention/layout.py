@@ -16,6 +16,8 @@ WIDEST_LATENT = 512
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """What one program may take of shared memory, by compute capability (80 is 8.0)."""
 MOST_ROWS = 128
+TILES_TO_TURN_ONCE = 8
+"""Tiles of a chain, from which on its keys are turned before they are asked."""
 MOST_SPLITS = 64
 FEWEST_KEYS = 256
 """Keys of a part, below which another part costs more than it saves."""
@@ -98,6 +100,7 @@ class Config(NamedTuple):
     ``block_n`` keys are read at a time. ``num_stages``: a key's address is itself loaded, so 1 loads keys when they
     are needed, 2 while those before them are used, and 3 loads addresses ahead too. ``precision`` of products of
     float32 numbers: as they are, or three TF32 products on matrix units; 16-bit numbers do not need it.
+    ``turns_once``: keys are turned in a launch of their own, into a scratch, not by every tile that reads them.
     """
 
     block_m: int
@@ -105,6 +108,7 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int
     precision: Precision = "ieee"
+    turns_once: bool = False
 
     def num_heads(self, tile: int, group: int) -> int:
         """Heads of a group that a program takes."""
@@ -124,8 +128,9 @@ class Config(NamedTuple):
             # third for latents, which are read both ways. Halves that turn go there once more when they have.
             is_wide = self.block_m >= 64 and limit > SHARED_BYTES[80]
             num_buffers = (2 + dims.is_latent) if is_wide else 1
-            tables = 2 * half * 4 if dims.rotary_dim else 0
-            key = (num_buffers * stored + (1 + is_wide) * turning + self.block_m) * size + tables + 16
+            tables = 2 * half * 4 if dims.rotary_dim and not self.turns_once else 0
+            held = (num_buffers if self.turns_once else 1 + is_wide) * turning
+            key = (num_buffers * stored + held + self.block_m) * size + tables + 16
         return max(queries + self.block_n * key, self.block_m * values * 4)
 
 
@@ -163,7 +168,9 @@ def choose(dims: HeadDims, dtype: torch.dtype, load: Load) -> Choice:
     # Small programs share a processor; parts of unequal length need twice as many as there is room for.
     wanted = 2 * load.num_processors * (1 if config.block_m >= 64 else 2)
     num_splits = -(-wanted // num_programs) if num_programs < wanted else 1
-    return Choice(tile, max(1, min(num_splits, MOST_SPLITS, load.num_keys // FEWEST_KEYS)), config)
+    num_splits = max(1, min(num_splits, MOST_SPLITS, load.num_keys // FEWEST_KEYS))
+    turns_once = dims.rotary_dim > 0 and load.tokens_per_chain >= tile * TILES_TO_TURN_ONCE
+    return Choice(tile, num_splits, config._replace(turns_once=turns_once))
 
 
 def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: int) -> Config:
@@ -209,6 +216,8 @@ def candidates(dims: HeadDims, dtype: torch.dtype) -> list[tuple[int, Config]]:
         small = [Config(m, n, 4, s) for m in (16, 32, 64) for n in (16, 32, 64) for s in (1, 2, 3)]
         large = [Config(m, n, 8, s) for m in (64, 128) for n in (32, 64) for s in (1, 2, 3)]
         layouts = [*small, *large, Config(16, 128, 4, 3), Config(16, 64, 8, 3), Config(128, 128, 8, 3)]
+    if dims.rotary_dim:
+        layouts += [config._replace(turns_once=True) for config in layouts if config.num_stages == 3]
     return [(max(1, config.block_m // dims.group), config) for config in layouts]
 
 

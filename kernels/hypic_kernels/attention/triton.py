@@ -19,6 +19,7 @@ from hypic_kernels.attention.combine import combine
 from hypic_kernels.attention.jit import jit
 from hypic_kernels.attention.layout import Config, HeadDims, pieces, scratch_numbers
 from hypic_kernels.attention.plan import Plan
+from hypic_kernels.attention.turn import turn
 
 _NO_POSITION = tl.constexpr(2**31 - 1)
 _LOG2_E = 1.4426950408889634
@@ -121,8 +122,10 @@ def _step(
     key_positions: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
+    ready: tl.tensor,
     key_stride: tl.tensor,
     value_stride: tl.tensor,
+    ready_stride: tl.tensor,
     start: tl.tensor,
     stop: tl.tensor,
     positions: tl.tensor,
@@ -142,6 +145,7 @@ def _step(
     TURNS: tl.constexpr,
     HAS_KEY_POSITIONS: tl.constexpr,
     LATENT: tl.constexpr,
+    IS_READY: tl.constexpr,
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tuple:
@@ -159,7 +163,10 @@ def _step(
         value_b = _flat(values + VALUE_A, value_rows, known, VALUE_B, BLOCK_VB, MASKED)
 
     scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if HALF > 0:
+    if IS_READY:
+        both = _upright(ready, indices.to(tl.int64) * ready_stride, known, 2 * BLOCK_HALF, 2 * BLOCK_HALF, MASKED)
+        scores = tl.dot(turned, both, acc=scores, input_precision=PRECISION)
+    elif HALF > 0:
         one = _upright(keys, key_rows, known, HALF, BLOCK_HALF, MASKED)
         two = _upright(keys + HALF, key_rows, known, HALF, BLOCK_HALF, MASKED)
         c, s = known, known
@@ -209,6 +216,7 @@ def _attend(
     values: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
+    ready: tl.tensor,
     slots: tl.tensor,
     key_positions: tl.tensor,
     starts: tl.tensor,
@@ -225,6 +233,7 @@ def _attend(
     key_head_stride: tl.tensor,
     value_stride: tl.tensor,
     value_head_stride: tl.tensor,
+    ready_stride: tl.tensor,
     out_stride: tl.tensor,
     out_head_stride: tl.tensor,
     out_split_stride: tl.tensor,
@@ -250,6 +259,7 @@ def _attend(
     TURNS: tl.constexpr,
     HAS_KEY_POSITIONS: tl.constexpr,
     LATENT: tl.constexpr,
+    IS_READY: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
@@ -287,6 +297,7 @@ def _attend(
     start = tl.load(starts + chain)
     slots += start
     key_positions += start
+    ready += start.to(tl.int64) * ready_stride + key_head * (2 * BLOCK_HALF)
 
     acc_a = tl.zeros((BLOCK_M, BLOCK_VA), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -297,16 +308,18 @@ def _attend(
     for here in tl.range(begin, middle, BLOCK_N, num_stages=STAGES):
         acc_a, acc_b, total, top = _step(
             turned, rest_a, rest_b, acc_a, acc_b, total, top,
-            keys, values, slots, key_positions, cos, sin, key_stride, value_stride, here, stop, positions, scale,
+            keys, values, slots, key_positions, cos, sin, ready,
+            key_stride, value_stride, ready_stride, here, stop, positions, scale,
             HALF, REST_A, REST_B, VALUE_A, VALUE_B, BLOCK_HALF, BLOCK_A, BLOCK_B, BLOCK_VA, BLOCK_VB,
-            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, PRECISION, False,
+            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, IS_READY, PRECISION, False,
         )  # fmt: skip
     for here in tl.range(middle, stop, BLOCK_N, num_stages=STAGES):
         acc_a, acc_b, total, top = _step(
             turned, rest_a, rest_b, acc_a, acc_b, total, top,
-            keys, values, slots, key_positions, cos, sin, key_stride, value_stride, here, stop, positions, scale,
+            keys, values, slots, key_positions, cos, sin, ready,
+            key_stride, value_stride, ready_stride, here, stop, positions, scale,
             HALF, REST_A, REST_B, VALUE_A, VALUE_B, BLOCK_HALF, BLOCK_A, BLOCK_B, BLOCK_VA, BLOCK_VB,
-            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, PRECISION, True,
+            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, IS_READY, PRECISION, True,
         )  # fmt: skip
 
     has_seen = total > 0
@@ -363,6 +376,7 @@ def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> 
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "LATENT": dims.is_latent,
+        "IS_READY": config.turns_once and dims.rotary_dim > 0,
         "PRECISION": config.precision,
         "STAGES": config.num_stages,
     }
@@ -395,14 +409,17 @@ def attend(
         strides = (num_heads * dims.value_dim, dims.value_dim, size * dims.value_dim, size)
     # Triton launches on the current device, whatever device its arguments are on.
     with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
+        ready = keys
+        if config.turns_once and cos is not None and sin is not None:
+            ready = turn(keys, plan, cos, sin, dims)
         blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
         _attend[(num_tiles * key_heads * blocks * splits,)](
-            q, keys, values, keys if cos is None else cos, keys if sin is None else sin,
+            q, keys, values, keys if cos is None else cos, keys if sin is None else sin, ready,
             plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
             plan.starts, plan.lengths, plan.positions, plan.tile_chain, plan.tile_first, plan.tile_count,
             target, logs,
             q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-            *strides, splits, scale * _LOG2_E,
+            ready.stride(0), *strides, splits, scale * _LOG2_E,
             IS_SPLIT=splits > 1, TURNS=cos is not None, HAS_KEY_POSITIONS=plan.key_positions is not None,
             num_warps=config.num_warps, **constants(dims, key_heads, plan.tile, config),
         )  # fmt: skip
