@@ -65,6 +65,7 @@ def test_choices() -> None:
         return choose(CASES[name].dims, torch.bfloat16, CASES[name].load(132, SHARED_BYTES[90]))
 
     assert chosen("decode").tile == 1 and chosen("decode").config.block_m == 16
+    assert chosen("full").config.turns_once and not chosen("decode").config.turns_once
     assert chosen("warm").tile == 16 and chosen("warm").config.block_m == 128 and chosen("warm").num_splits > 4
     assert chosen("full").num_splits == chosen("cold").num_splits == 1
     assert chosen("final").num_splits == 64
