@@ -95,3 +95,22 @@ def step_candidates(key_dim: int, value_dim: int) -> list[StepConfig]:
 
 def step_config(key_dim: int, value_dim: int) -> StepConfig:
     return step_candidates(key_dim, value_dim)[0]
+
+
+class ScanConfig(NamedTuple):
+    """``block_v`` columns of the state per program; 3 stages load an element while the one before it is applied."""
+
+    block_v: int
+    num_warps: int
+    num_stages: int
+
+
+def scan_candidates(size: int, key_dim: int, value_dim: int) -> list[ScanConfig]:
+    """As ``lift_candidates``."""
+    width, warps = min(32, padded(value_dim)), 8 if padded(key_dim) > 64 else 4
+    found = [ScanConfig(width, warps, 3), ScanConfig(width, warps, 1), ScanConfig(16, warps, 3), ScanConfig(16, 4, 1)]
+    return list(dict.fromkeys(found))
+
+
+def scan_config(size: int, key_dim: int, value_dim: int) -> ScanConfig:
+    return scan_candidates(size, key_dim, value_dim)[0]
