@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypic_kernels.compose.chains import Chains
 from hypic_kernels.delta import reference
-from hypic_kernels.delta.backend import Backend, takes_kernel
+from hypic_kernels.delta.backend import Backend, shared_bytes, takes_kernel
 from hypic_kernels.delta.check import LiftVariant, NormVariant, ScanVariant
 from hypic_kernels.delta.layout import LiftConfig, ScanConfig, default_precision, lift_config, scan_config
 from hypic_kernels.delta.rule import DeltaError, Factors, GatedNorm, Precision, Rule, state_dtype
@@ -78,8 +78,8 @@ def scan(
 
     ``chains`` as for ``hypic_kernels.compose``: an element of source 0 is the chunk ``state_index`` of ``factors`` (its
     transition index is not used), one of source 1 the stored map ``maps[0] [P, Hv, K, K]`` by transition index (or
-    ``ZERO``, ``IDENTITY``) and ``maps[1] [P', Hv, K, V]`` by state index; None if there are none. ``chunks`` as ``factor``
-    took them. Outputs go to the rows of ``out [N, Hv, V]`` that chunks name, in float32 if a norm follows. Returns
+    ``ZERO``, ``IDENTITY``) and ``maps[1] [P', Hv, K, V]`` by state index; None if there are none. ``chunks`` as for
+    ``factor``. Outputs go to the rows of ``out [N, Hv, V]`` that chunks name, in float32 if a norm follows. Returns
     ``before``, written where the chains' ``out_index`` says, and ``final``, at ``final_slots [num_chains]`` int32 (a
     negative one is not written) or by chain. Both may be the pool that ``initial`` is, if no chain writes a slot that
     another one reads.
@@ -93,7 +93,7 @@ def scan(
         final = initial.new_empty((chains.num_chains, *initial.shape[1:]))
     check_chunks(chunks)
     check_scan(chains, factors, chunks, maps, initial, out, before, final, final_slots)
-    config = config or scan_config(chunks.shape[1], initial.shape[2], initial.shape[3])
+    config = config or scan_config(chunks.shape[1], initial.shape[2], initial.shape[3], shared_bytes(out.device))
     tensors = (factors.left, initial, before, final, out, *(maps or ()))
     variant = ScanVariant.of(factors, chunks, maps, initial, out, precision, config)
     if takes_kernel(backend, factors.left.dtype, tensors) and (backend == "triton" or is_trusted(variant)):

@@ -50,13 +50,16 @@ def _scan(
     PRECISION: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    HALF: tl.constexpr,
+    HALVES: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
     num_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
     head = (program // num_blocks) % H
     chain = program // num_blocks // H
-    rows, across = tl.arange(0, BLOCK_K)[:, None], tl.arange(0, BLOCK_K)[None, :]
+    rows = tl.arange(0, BLOCK_K)[:, None]
+    near, pair = tl.arange(0, HALF)[None, :], tl.arange(0, 2 * C)[:, None]
     places, along = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     columns = (program % num_blocks) * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
     inside = (rows < K) & (columns < V)
@@ -73,9 +76,12 @@ def _scan(
         output = tl.load(element + 3)
         chunk = tl.where(is_chunk, place, 0).to(tl.int64)
         row = chunk * H + head
-        mask = is_chunk & (across < K)
-        right_tile = tl.load(right + (row * C + places) * K + across, mask=mask, other=0.0)
-        query_tile = tl.load(query + (row * C + places) * K + across, mask=mask, other=0.0)
+        # Rows of right and then of query: together they ask the state once. In two halves of their columns, as a
+        # stored transition too: whole, their pieces for exact products would not fit into registers.
+        asked = tl.where(pair < C, right + (row * C + pair) * K, query + (row * C + pair - C) * K)
+        ask_first = tl.load(asked + near, mask=is_chunk & (near < K), other=0.0)
+        if HALVES == 2:
+            ask_second = tl.load(asked + near + HALF, mask=is_chunk & (near + HALF < K), other=0.0)
         left_tile = tl.load(left + (row * K + rows) * C + along, mask=is_chunk & (rows < K), other=0.0)
         mask = is_chunk & (columns < V)
         added_tile = tl.load(added + (row * C + places) * V + columns, mask=mask, other=0.0)
@@ -85,22 +91,37 @@ def _scan(
         if STORED:
             is_stored = (is_chunk == 0) & (transition >= 0)
             matrix = tl.where(is_stored, transition, 0).to(tl.int64) * H + head
-            mask = (rows < K) & (across < K) & is_stored
-            dense = tl.load(transitions + (matrix * K + rows) * K + across, mask=mask, other=0.0)
+            mask = (rows < K) & (near < K) & is_stored
+            first = tl.load(transitions + (matrix * K + rows) * K + near, mask=mask, other=0.0)
+            if HALVES == 2:
+                mask = (rows < K) & (near + HALF < K) & is_stored
+                second = tl.load(transitions + (matrix * K + rows) * K + near + HALF, mask=mask, other=0.0)
             vector = tl.where(is_chunk, 0, place).to(tl.int64) * H + head
             end_state = tl.load(end_states + vector * (K * V) + numbers, mask=inside & (is_chunk == 0), other=0.0)
 
         target = before + (output.to(tl.int64) * H + head) * (K * V)
         tl.store(target + numbers, state.to(before.dtype.element_ty), mask=inside & (output >= 0))
         if is_chunk:
-            outputs = both_wide(query_tile, state, offset_tile, PRECISION)
-            seen = both_wide(right_tile, state, tl.zeros((C, BLOCK_V), tl.float32), PRECISION)
+            answers = tl.zeros((2 * C, BLOCK_V), tl.float32)
+            if HALVES == 2:
+                upper, lower = tl.split(tl.permute(tl.reshape(state, (2, HALF, BLOCK_V)), (1, 2, 0)))
+                answers = both_wide(ask_first, upper, answers, PRECISION)
+                answers = both_wide(ask_second, lower, answers, PRECISION)
+            else:
+                answers = both_wide(ask_first, state, answers, PRECISION)
+            seen, outputs = tl.split(tl.permute(tl.reshape(answers, (2, C, BLOCK_V)), (1, 2, 0)))
             state = both_wide(left_tile, added_tile - seen, state * factor, PRECISION)
             is_token = (token >= 0) & (token < N)
-            target = out + tl.where(is_token, token, 0).to(tl.int64) * out_token + head * out_head + columns
-            tl.store(target, outputs.to(out.dtype.element_ty), mask=is_token & (columns < V))
+            places_out = out + tl.where(is_token, token, 0).to(tl.int64) * out_token + head * out_head + columns
+            tl.store(places_out, (outputs + offset_tile).to(out.dtype.element_ty), mask=is_token & (columns < V))
         elif STORED:
-            after = both_wide(dense.to(tl.float32), state, tl.zeros((BLOCK_K, BLOCK_V), tl.float32), PRECISION)
+            after = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
+            if HALVES == 2:
+                upper, lower = tl.split(tl.permute(tl.reshape(state, (2, HALF, BLOCK_V)), (1, 2, 0)))
+                after = both_wide(first.to(tl.float32), upper, after, PRECISION)
+                after = both_wide(second.to(tl.float32), lower, after, PRECISION)
+            else:
+                after = both_wide(first.to(tl.float32), state, after, PRECISION)
             # Not a product with zero: what a zero transition shuts out may be NaN.
             state = tl.where(is_stored, after, tl.where(transition == _IDENTITY, state, 0.0))
             state += end_state.to(tl.float32)
@@ -155,14 +176,15 @@ def scan(
     """The twin of ``reference.scan``: fills ``out``, ``before`` and ``final``."""
     num_heads, key_dim, value_dim = initial.shape[1:]
     transitions, end_states = maps or (initial, initial)
+    whole, num_halves = padded(key_dim), 2 if padded(key_dim) >= 32 else 1
     arguments = (
         chains.cu_elements, chains.elements, initial, chains.initial_index, before, final, final_slots,
         *factors, chunks, transitions, end_states, out, len(out), num_heads, *out.stride()[:2],
     )  # fmt: skip
     constants = {
         "K": key_dim, "V": value_dim, "C": chunks.shape[1], "STORED": maps is not None,
-        "SLOTTED": final_slots is not None, "PRECISION": precision, "BLOCK_K": padded(key_dim),
-        "BLOCK_V": config.block_v, "STAGES": config.num_stages,
+        "SLOTTED": final_slots is not None, "PRECISION": precision, "BLOCK_K": whole,
+        "BLOCK_V": config.block_v, "HALF": whole // num_halves, "HALVES": num_halves, "STAGES": config.num_stages,
     }  # fmt: skip
     num_programs = chains.num_chains * num_heads * -(-value_dim // config.block_v)
     return Launch(_scan, (num_programs,), arguments, constants, config.num_warps)
