@@ -190,9 +190,13 @@ def test_a_damaged_file_is_a_miss_with_one_warning_and_is_removed(
 
 def test_checksums_are_compared_once_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept(opened(tmp_path), make_image())
-    tier, counted = opened(tmp_path), []
-    sound = encoding.checksum
-    monkeypatch.setattr(encoding, "checksum", lambda buffer: (counted.append(1), sound(buffer))[1])
+    tier, counted, sound = opened(tmp_path), [], encoding.checksum
+
+    def counting(buffer: torch.Tensor) -> str:
+        counted.append(len(buffer))
+        return sound(buffer)
+
+    monkeypatch.setattr(encoding, "checksum", counting)
     for _ in range(3):
         assert tier.get(make_image().key) is not None
     assert len(counted) == 1
