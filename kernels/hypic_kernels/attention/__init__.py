@@ -191,6 +191,8 @@ def _run(
         from hypic_kernels.attention import triton as kernel
 
         config = config or default_config(dims, keys.dtype, plan.tile, kernel.shared_bytes(out.device))
+        if plan.tile > config.block_m:
+            raise LayoutError(f"tiles of {plan.tile} tokens do not fit into {config.block_m} rows; plan smaller ones.")
         if backend == "triton" or _is_right(q, keys, plan, out, dims, config):
             kernel.attend(q, keys, values, plan, cos, sin, scale, out, dims, config, scratch)
             return out

@@ -40,11 +40,11 @@ HEADS = {
 
 
 class Built(NamedTuple):
-    """What machine code takes: bytes of shared memory a program, registers and spilled bytes a thread."""
+    """What machine code takes: bytes of shared memory a program, registers and bytes of stack a thread (what spilled)."""
 
     shared_bytes: int
     num_registers: int
-    spilled_bytes: int
+    stack_bytes: int
 
 
 def build(
@@ -111,12 +111,20 @@ def tiles(dims: HeadDims, dtype: torch.dtype, limit: int) -> list[int]:
     return [tile for tile in TILES if tile <= most_rows(dims, dtype, limit)]
 
 
-def rows(heads: Sequence[str], dtypes: Sequence[torch.dtype], capabilities: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """One row of results for each layout that ``default_config`` may choose."""
+def layouts(dims: HeadDims, dtype: torch.dtype, limit: int, wanted: Sequence[int] = TILES) -> dict[Config, int]:
+    """What may be chosen for tiles of so many tokens, with the largest tile of each; keys turned either way."""
+    chosen = {default_config(dims, dtype, n, limit): n for n in tiles(dims, dtype, limit) if n in wanted}
+    once = {config._replace(turns_once=True): n for config, n in chosen.items()}
+    return chosen | once if dims.rotary_dim else chosen
+
+
+def rows(
+    heads: Sequence[str], dtypes: Sequence[torch.dtype], capabilities: Sequence[int], wanted: Sequence[int]
+) -> Iterator[dict[str, Any]]:
+    """One row of results for each layout that may be chosen."""
     for name, dtype, capability in itertools.product(heads, dtypes, capabilities):
         dims, limit = HEADS[name], SHARED_BYTES[capability]
-        layouts = {default_config(dims, dtype, tile, limit): tile for tile in tiles(dims, dtype, limit)}
-        for config, tile in layouts.items():
+        for config, tile in layouts(dims, dtype, limit, wanted).items():
             built = build(dims, dtype, tile, config, capability)
             named = {"heads": name, "dtype": str(dtype).removeprefix("torch."), "capability": capability, "tile": tile}
             yield {**named, "config": config._asdict(), **built._asdict(), "fits": built.shared_bytes <= limit}
@@ -128,13 +136,14 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--heads", choices=HEADS, action="append", help="all, unless given")
     parser.add_argument("--dtype", choices=names, action="append", help="all, unless given")
     parser.add_argument("--capability", type=int, choices=SHARED_BYTES, action="append", help="all, unless given")
+    parser.add_argument("--tile", type=int, choices=TILES, action="append", help="all, unless given")
     given = parser.parse_args(words)
     if find_spec("triton") is None or interpreted():
         print("this needs Triton, with TRITON_INTERPRET unset", file=sys.stderr)
         return 1
     fits = True
     dtypes = [names[name] for name in given.dtype or names]
-    for row in rows(given.heads or list(HEADS), dtypes, given.capability or list(SHARED_BYTES)):
+    for row in rows(given.heads or list(HEADS), dtypes, given.capability or list(SHARED_BYTES), given.tile or TILES):
         print(json.dumps(row), flush=True)
         fits = fits and row["fits"]
     return 0 if fits else 1

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hypic_kernels.attention import ahead
-from hypic_kernels.attention.layout import SHARED_BYTES, Config, default_config
+from hypic_kernels.attention.layout import SHARED_BYTES, Config
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 ROOT = Path(__file__).parents[3]
@@ -31,8 +31,8 @@ def compiled(*words: str) -> list[dict[str, object]]:
 
 @needs_triton
 def test_it_compiles_for_every_chip() -> None:
-    found = compiled("--heads", "64", "--dtype", "bfloat16", "--capability", "80", "--capability", "90")
-    assert {row["capability"] for row in found} == {80, 90} and all(row["fits"] for row in found)
+    found = compiled("--heads", "64", "--dtype", "bfloat16", "--tile", "1", "--capability", "80", "--capability", "90")
+    assert [row["capability"] for row in found] == [80, 80, 90, 90] and all(row["fits"] for row in found)
 
 
 @needs_triton
@@ -54,8 +54,7 @@ def test_every_layout_compiles_for_every_chip(heads: str, capability: int) -> No
 @pytest.mark.parametrize("heads", ahead.HEADS)
 def test_a_layout_is_found_for_every_chip(heads: str, dtype: torch.dtype, capability: int) -> None:
     dims, limit = ahead.HEADS[heads], SHARED_BYTES[capability]
-    for tile in ahead.tiles(dims, dtype, limit):
-        config = default_config(dims, dtype, tile, limit)
+    for config, tile in ahead.layouts(dims, dtype, limit).items():
         assert config.shared_bytes(dims, dtype, limit) <= limit and config.block_m >= tile
 
 

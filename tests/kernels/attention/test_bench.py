@@ -43,6 +43,7 @@ def test_the_baseline_is_right(case: Case) -> None:
     not (available() and interpreted()) or version("triton") < "3.7",
     reason="needs Triton 3.7 or newer with TRITON_INTERPRET=1",
 )
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value) encountered:RuntimeWarning")
 def test_the_kernel_is_called_right() -> None:
     work = Workload.random(SMALL, torch.float32, "cpu", num_layers=2)
     work.run_kernel(0, work.problem.planned(4, 2), Config(16, 32, 4, 1), None)
