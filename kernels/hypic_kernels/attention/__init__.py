@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypic_kernels import available, interpreted
 from hypic_kernels.attention import reference
-from hypic_kernels.attention.check import Variant, is_trusted
+from hypic_kernels.attention.check import Variant
 from hypic_kernels.attention.layout import (
     Choice,
     Config,
@@ -28,6 +28,7 @@ from hypic_kernels.attention.layout import (
     scratch_numbers,
 )
 from hypic_kernels.attention.plan import ChainQueries, Plan, PlanError, PlanSizes, plan_of
+from hypic_kernels.trust import is_trusted
 
 __all__ = [
     "Backend",

@@ -11,7 +11,8 @@ from hypic_kernels import available, interpreted
 from hypic_kernels.attention import Choice, Config, HeadDims, bench, choose
 from hypic_kernels.attention.bench import CASES, Case, Gathered, Workload, warm
 from hypic_kernels.attention.layout import SHARED_BYTES
-from hypic_kernels.attention.problem import Work, relative_error
+from hypic_kernels.attention.problem import Work
+from hypic_kernels.trust import relative_error
 
 SMALL = Case(HeadDims(2, 16, 16, 8), 2, (warm(2, 12, 2, 5), Work.last(7, 1), Work.last(6, 6)))
 LATENT = Case(HeadDims(4, 8, 16, 8, is_latent=True), 1, SMALL.work)

@@ -12,11 +12,11 @@ import torch
 
 from hypic_kernels import available, interpreted
 from hypic_kernels.attention import Config, HeadDims, LayoutError, attend, attend_latent, default_config, plan_of
-from hypic_kernels.attention.ahead import tiles
-from hypic_kernels.attention.check import TOLERANCES, Variant, measure
-from hypic_kernels.attention.layout import candidates, pieces
+from hypic_kernels.attention.check import TOLERANCES, Variant
+from hypic_kernels.attention.layout import candidates, layouts
 from hypic_kernels.attention.plan import ChainQueries
-from hypic_kernels.attention.problem import SMALL, Problem, Work, relative_error
+from hypic_kernels.attention.problem import SMALL, Problem, Work
+from hypic_kernels.trust import relative_error
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 TOLERANCE = 2e-6
@@ -164,7 +164,7 @@ def test_keys_behind_a_chain_are_not_read() -> None:
 def test_the_self_check_measures_the_kernel() -> None:
     dims = HeadDims(2, 16, 16, 16)
     variant = Variant(torch.device("cpu"), dims, 1, F32, F32, F32, 32, True, True, Config(64, 64, 4, 1))
-    assert measure(variant) < TOLERANCE
+    assert variant.measure() < TOLERANCE < variant.tolerance
 
 
 # -- what the tests above would see --------------------------------------------------------------------------------
@@ -186,13 +186,6 @@ def test_errors_show() -> None:
     extra = exact.clone()
     extra[-1] = 0
     assert relative_error(extra, exact) == math.inf
-
-
-@pytest.mark.parametrize("width", range(1, 513))
-def test_pieces_cover_a_width(width: int) -> None:
-    first, second = pieces(width)
-    assert first + second >= width and all(n == 0 or (n >= 16 and n & (n - 1) == 0) for n in (first, second))
-    assert first + second < 2 * max(16, width)
 
 
 # -- shared with the tests on a GPU --------------------------------------------------------------------------------
@@ -285,9 +278,8 @@ CHECKED = [(dims, BF16) for dims in GPU_HEADS] + [(GPU_HEADS[n], t) for n in (2,
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dims", "dtype"), CHECKED, ids=str)
 def test_every_chosen_layout_on_a_gpu(dims: HeadDims, dtype: torch.dtype) -> None:
-    limit = room()
-    found = {default_config(dims, dtype, tile, limit): tile for tile in tiles(dims, dtype, limit)}
-    assert not wrong_layouts(dims, dtype, [(tile, config) for config, tile in found.items()])
+    found = layouts(dims, dtype, room())
+    assert not wrong_layouts(dims, dtype, [(tile, config) for config, tile in found.items() if not config.turns_once])
 
 
 @pytest.mark.gpu
