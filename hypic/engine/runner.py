@@ -16,6 +16,7 @@ from hypic.engine import adapter, models, weights
 from hypic.engine.batch import Batch, Chain, chain_tokens
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_batch import Geometry, pack
+from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.segment import Identity
@@ -91,6 +92,7 @@ class Runner:
             model = models.build(settings)
         dtype = dtype_of(config.dtype, settings, model, device)
         weights.materialise(model, device, dtype)
+        join_all(model)
         if config.load_format == "dummy":
             fingerprint = weights.fill_dummy(model, config.seed, settings)
         else:
