@@ -172,7 +172,7 @@ class _ReadWork:
 
     def exact(self) -> Tensor:
         maps, chunks = self.maps, self.problem.chunks
-        plain = reference.read(maps.query, maps.offset.double(), self.states, chunks, None, len(self.out))
+        plain = reference.read(maps.query.double(), maps.offset.double(), self.states, chunks, None, len(self.out))
         return reference.normed(plain, self.problem.wide().norm).float()
 
 
@@ -196,6 +196,11 @@ def _rows(bench: Bench, names: Sequence[str], num_rows: Sequence[int]) -> Iterat
         if "read" in names:
             yield from bench.reads(case)
         torch.cuda.empty_cache()
+    if "layer" in names:
+        from hypic_kernels.delta.bench_layer import rows as layer_rows
+
+        yield from layer_rows([bench.problem(WARM, 16, seed) for seed in range(4)], len(WARM) - 1, bench.timed)
+        torch.cuda.empty_cache()
     if "step" in names:
         for count in num_rows:
             yield from bench.steps(count)
@@ -207,7 +212,7 @@ def _rows(bench: Bench, names: Sequence[str], num_rows: Sequence[int]) -> Iterat
 
 
 def main(words: Sequence[str]) -> int:
-    names = ("lift", "read", "step", "conv")
+    names = ("lift", "read", "layer", "step", "conv")
     parser = argparse.ArgumentParser(prog="python -m hypic_kernels.delta.bench", description=__doc__)
     parser.add_argument("--only", choices=names, action="append", help="all, unless given")
     parser.add_argument("--rows", type=int, action="append", help="of decode; 1, 16 and 64 unless given")
