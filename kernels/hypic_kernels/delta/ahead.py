@@ -27,7 +27,7 @@ class _Case(NamedTuple):
 
 
 def launches(*, every: bool) -> Iterator[tuple[str, Launch]]:
-    """Names and launches: heads of 128, chunks of 16, bfloat16 tokens, or ``every`` size of head and chunk, type and layout."""
+    """Names and launches: chunks of 16 bfloat16 tokens, heads of 128, or ``every`` size, type and layout."""
     dims, dtypes = (HEAD_DIMS, (torch.bfloat16, torch.float32)) if every else (HEAD_DIMS[:1], (torch.bfloat16,))
     for key_dim, value_dim in dims:
         for dtype in dtypes:
