@@ -22,10 +22,10 @@ from hypic.engine.batch import Batch, Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.layers.conv import convolve_rows
 from hypic.engine.layers.lightning_attention import LightningAttention
 from hypic.engine.layers.linear_attention import mix
-from hypic.engine.layers.rotary import Angles, Rotary, move
-from hypic.engine.linear.gla import GLA
+from hypic.engine.layers.rotary import Angles, Rotary, move, rotate
 from hypic.engine.linear.mamba2 import Mamba2, Mamba2Inputs
 from hypic.engine.pool import Layout, LinearShape, Pool
+from hypic.errors import UnsupportedModel
 from tests.engine.harness import relative
 from tests.reference import Faults
 from tests.reference.ring import Ring, Tokens, chain
@@ -307,10 +307,30 @@ def _angles(rotary: Rotary, distance: int) -> Angles:
     return rotary(torch.tensor([distance, distance]), 16384, F64)
 
 
-def test_states_behind_a_gate_per_channel_are_not_moved() -> None:
-    maps = Affine(torch.rand(2, 3, 16, dtype=F64), torch.randn(2, 3, 16, 5, dtype=F64))
-    with pytest.raises(AssertionError, match="gate"):
-        move(maps, _angles(Rotary(ROTARY_DIM, THETA), 3), has_channel_gate=GLA.has_channel_gate)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_states_behind_a_gate_per_channel_are_not_moved(name: str) -> None:
+    """Refused by the family, whatever the kind of its transition: GLA's is diagonal, KDA's a matrix."""
+    family, x = FAMILIES[name][0], draw(name, 2, 9)
+    maps = family.lift(x).maps
+    if name not in ("gla", "kda"):
+        return _moves_like_its_keys(name, maps, x)
+    with pytest.raises(UnsupportedModel, match="gate per channel.*commute"):
+        move(maps, _angles(SMALL, 3), has_channel_gate=family.has_channel_gate)
+
+
+SMALL = Rotary(K, THETA)
+
+
+def _moves_like_its_keys(name: str, maps: Affine, x: Any) -> None:
+    """The moved map is that of rotated keys."""
+    family, turned = FAMILIES[name][0], mapped(x, lambda t: t)
+    angles = _angles(SMALL, 3)
+    keys = rotate(x.k.permute(0, 2, 1, 3).flatten(1, 2), angles).unflatten(1, (-1, HEADS)).permute(0, 2, 1, 3)
+    found = move(maps, angles, has_channel_gate=family.has_channel_gate)
+    expected = family.lift(replace(turned, k=keys)).maps
+    assert relative(found.end_state, expected.end_state) < 1e-12
+    assert relative(as_matrix(found.transition), as_matrix(expected.transition)) < 1e-12
+    assert relative(maps.end_state, expected.end_state) > 1e-3, "the move must matter"
 
 
 # -- conv tails ------------------------------------------------------------------------------------------------------

@@ -36,6 +36,21 @@ def refuse_unless(config: Mapping[str, Any], name: str, value: object) -> None:
         raise UnsupportedModel(f"config.json has {name} = {found!r}; only {value!r} is supported.")
 
 
+def refuse_all_but(config: Mapping[str, Any], values: Mapping[str, object]) -> None:
+    """Refuse every feature of which the field is present with another value than the one given here.
+
+    Raises:
+        UnsupportedModel: the first of them.
+    """
+    for name, value in values.items():
+        refuse_unless(config, name, value)
+
+
+def head_dim(config: Mapping[str, Any]) -> int:
+    """``head_dim``, or a head's share of the hidden size."""
+    return int(config.get("head_dim") or read(config, "hidden_size", int) // read(config, "num_attention_heads", int))
+
+
 def layer_numbers(types: Sequence[str], known: Sequence[str]) -> list[int]:
     """Each layer's number among the layers of its own type.
 
