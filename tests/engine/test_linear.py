@@ -140,6 +140,27 @@ def test_the_lift_of_a_text_is_that_of_its_parts_in_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_maps_of_texts_may_be_grouped_as_one_likes(name: str) -> None:
+    family = FAMILIES[name][0]
+    x, y, z = (family.lift(draw(name, 2, 9, seed=seed)).maps for seed in (1, 2, 3))
+    left, right = x.then(y).then(z), x.then(y.then(z))
+    assert relative(left.transition, right.transition) < 1e-12 and relative(left.end_state, right.end_state) < 1e-12
+    assert relative(x.then(z).then(y).end_state, right.end_state) > 1e-3, "their order must matter"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_scanning_a_text_is_scanning_its_parts_in_order(name: str) -> None:
+    family, state = FAMILIES[name][0], torch.randn(2, HEADS, K, V, dtype=F64)
+    x, y = draw(name, 2, 21, seed=1), draw(name, 2, 43, seed=2)
+    whole, first, second = family.lift(joined(x, y)), family.lift(x), family.lift(y)
+    middle = first.maps.apply(state)
+    outputs = torch.cat([first.read(state), second.read(middle)], dim=2)
+    assert relative(outputs, whole.read(state)) < 1e-12
+    assert relative(second.maps.apply(middle), whole.maps.apply(state)) < 1e-12
+    assert relative(second.maps.apply(state), whole.maps.apply(state)) > 1e-3, "the first part must matter"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_token_of_zeros_is_the_identity(name: str) -> None:
     family, x = FAMILIES[name][0], draw(name, 2, 20)
     padded = mapped(x, lambda t: torch.cat([t, t.new_zeros(*t.shape[:2], 12, *t.shape[3:])], dim=2))
