@@ -16,7 +16,14 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-SHARED_BYTES: Mapping[int, int] = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+SHARED_BYTES: Mapping[int, int] = {
+    80: 163 << 10,
+    86: 99 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    120: 99 << 10,
+}
 """Shared memory that one program may take, by compute capability."""
 _TYPES = {
     torch.float32: "*fp32",

@@ -34,8 +34,8 @@ class PreNormBlock(nn.Module):
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         mixed = run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
-        hidden = step.kept(hidden) + self._scaled(mixed)
-        return hidden + self._scaled(self.mlp(self.post_attention_layernorm(hidden)))
+        normed, hidden = self.post_attention_layernorm.after(step.kept(hidden), self._scaled(mixed))
+        return hidden + self._scaled(self.mlp(normed))
 
     def _scaled(self, branch: Tensor) -> Tensor:
         return branch if self.scale == 1.0 else branch * self.scale

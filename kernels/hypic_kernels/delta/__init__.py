@@ -85,7 +85,7 @@ def lift(
         raise DeltaError(f"precision {precision!r} takes q, k and v in bfloat16, not {k.dtype}; use 'tf32x3'.")
     dtype = state_dtype(q, k, v, g, beta)
     if out is None:
-        out = Maps.empty(*chunks.shape, v.shape[1], k.shape[2], v.shape[2], v, dtype)
+        out = Maps.empty(chunks.shape[0], chunks.shape[1], v.shape[1], k.shape[2], v.shape[2], v, dtype)
     check_maps(out, chunks, v.shape[1], k.shape[2], v.shape[2], dtype)
     if config is None:
         config = lift_config(chunks.shape[1], k.shape[2], v.shape[2])

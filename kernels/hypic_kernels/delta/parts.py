@@ -1,4 +1,4 @@
-"""Pieces of the kernels of this package: the gate, tokens of a chunk, and products of one exact with one wide matrix."""
+"""Pieces of the kernels of this package: the gate, the gated norm, and products of a stored with a wide matrix."""
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
 import triton.language as tl

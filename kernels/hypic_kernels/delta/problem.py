@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hypic_kernels.delta import reference
-from hypic_kernels.delta.rule import GatedNorm, Maps, Rule, state_dtype
+from hypic_kernels.delta.rule import GatedNorm, Maps, Rule
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``num_tokens`` tokens; chunks of ``size`` cut from rows of ``lengths``, then ``padding`` chunks without a token."""
+    """Chunks of ``size`` tokens cut from rows of ``lengths``, then ``padding`` chunks without a token."""
 
     key_dim: int
     value_dim: int
@@ -115,9 +115,9 @@ class Problem:
 
 def _split(wide: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     keys, values = shape.num_k_heads * shape.key_dim, shape.num_v_heads * shape.value_dim
-    q, k, v = wide.split([keys, keys, values], dim=-1)
-    by_head = (shape.num_k_heads, shape.key_dim)
-    return q.unflatten(-1, by_head), k.unflatten(-1, by_head), v.unflatten(-1, (shape.num_v_heads, shape.value_dim))
+    q, k, v = torch.split(wide, [keys, keys, values], dim=-1)
+    rows, by_head = len(wide), (shape.num_k_heads, shape.key_dim)
+    return q.view(rows, *by_head), k.view(rows, *by_head), v.view(rows, shape.num_v_heads, shape.value_dim)
 
 
 def _rule(shape: Shape, draw: torch.Generator, device: torch.device | str) -> Rule:
@@ -132,11 +132,7 @@ def chunks_of(shape: Shape, device: torch.device | str = "cpu") -> Tensor:
     for length in shape.lengths:
         own = torch.arange(token, token + length, dtype=torch.int32)
         token += length
-        for chunk in own.split(shape.size):
+        for chunk in torch.split(own, shape.size):
             rows.append(torch.nn.functional.pad(chunk, (0, shape.size - len(chunk)), value=shape.num_tokens))
     rows += [torch.full((shape.size,), -1, dtype=torch.int32)] * shape.padding
     return torch.stack(rows).to(device) if rows else torch.empty(0, shape.size, dtype=torch.int32, device=device)
-
-
-def wide_dtype(problem: Problem) -> torch.dtype:
-    return state_dtype(*problem.tokens)

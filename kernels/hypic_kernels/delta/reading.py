@@ -80,7 +80,7 @@ def read(
     precision: Precision,
     config: ReadConfig,
 ) -> Launch:
-    """The twin of ``reference.read`` and ``reference.normed``, into the rows of ``out`` whose tokens stand in a chunk."""
+    """The twin of ``reference.read`` and ``reference.normed``, into the rows of ``out`` that chunks name."""
     num_chunks, num_heads, size, key_dim = query.shape
     value_dim = offset.shape[-1]
     num_programs = num_chunks * num_heads * -(-value_dim // config.block_v)

@@ -59,7 +59,9 @@ def lift(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunks: Tenso
 
 def _chunked(tensor: Tensor, chunks: Tensor) -> Tensor:
     """``[N, H, ...]`` -> ``[M, H, C, ...]``, zero where a chunk has no token."""
-    padded = torch.cat([tensor, torch.zeros_like(tensor[:1]) if len(tensor) else tensor.new_zeros(1, *tensor.shape[1:])])
+    padded = torch.cat(
+        [tensor, torch.zeros_like(tensor[:1]) if len(tensor) else tensor.new_zeros(1, *tensor.shape[1:])]
+    )
     is_token = (chunks >= 0) & (chunks < len(tensor))
     rows = torch.where(is_token, chunks, len(tensor)).long()
     return padded[rows].transpose(1, 2)
@@ -76,9 +78,11 @@ def _decay(g: Tensor) -> Tensor:
     return torch.where(strict.mT, 0.0, spread.cumsum(-2).exp())
 
 
-def read(query: Tensor, offset: Tensor, states: Tensor, chunks: Tensor, places: Tensor | None, num_tokens: int) -> Tensor:
+def read(
+    query: Tensor, offset: Tensor, states: Tensor, chunks: Tensor, places: Tensor | None, num_tokens: int
+) -> Tensor:
     """Outputs ``[N, Hv, V]`` of tokens that stand in a chunk; others are NaN. Without the norm."""
-    outputs = query @ _picked(states, places).to(query.dtype) + offset
+    outputs = query @ _picked(states[: len(query)] if places is None else states, places).to(query.dtype) + offset
     out = query.new_full((num_tokens, *outputs.shape[1:2], outputs.shape[-1]), torch.nan)
     is_token = (chunks >= 0) & (chunks < num_tokens)
     out[chunks[is_token].long()] = outputs.transpose(1, 2)[is_token]

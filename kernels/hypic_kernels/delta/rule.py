@@ -22,7 +22,7 @@ class DeltaError(ValueError):
 class Rule:
     """What the layer does to its inputs before the rule.
 
-    ``normalise``: q and k become ``x / sqrt(sum(x^2) + eps)`` over the head; q is multiplied with ``scale`` in any case.
+    ``normalise``: q and k become ``x / sqrt(sum(x^2) + eps)`` over the head; q is scaled by ``scale`` in any case.
     With ``A_log`` and ``dt_bias``, both ``[Hv]``, the arguments ``g`` and ``beta`` hold the projections a and b, and
     ``g = -exp(A_log) softplus(a + dt_bias)``, ``beta = beta_scale sigmoid(b)``, in float32 or wider.
     """
@@ -41,7 +41,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class GatedNorm:
-    """``rms(o) * weight * silu(z)`` over each head: ``z [N, Hv, V]``, ``weight [V]``; the norm stands before the gate."""
+    """``rms(o) * weight * silu(z)`` over each head, ``z [N, Hv, V]``, ``weight [V]``: the norm before the gate."""
 
     z: Tensor
     weight: Tensor
@@ -66,9 +66,7 @@ class Maps(NamedTuple):
         def make(rows: int, columns: int) -> Tensor:
             return torch.empty((num_chunks, num_heads, rows, columns), dtype=dtype, device=like.device)
 
-        return Maps(
-            make(key_dim, key_dim), make(key_dim, value_dim), make(size, key_dim), make(size, value_dim)
-        )
+        return Maps(make(key_dim, key_dim), make(key_dim, value_dim), make(size, key_dim), make(size, value_dim))
 
 
 def state_dtype(*tensors: Tensor) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Checks of shapes, types and layouts, before anything is launched: what a kernel cannot address is refused in words."""
+"""Checks of shapes, types and layouts before a launch: what a kernel cannot address is refused in words."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def check_chunks(chunks: Tensor) -> None:
     check_integers("chunks", chunks, tuple(chunks.shape))
 
 
-def check_maps(
-    maps: Maps, chunks: Tensor, num_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
-) -> None:
+def check_maps(maps: Maps, chunks: Tensor, num_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> None:
     num_chunks, size = chunks.shape
     rows_columns = ((key_dim, key_dim), (key_dim, value_dim), (size, key_dim), (size, value_dim))
     for name, tensor, (rows, columns) in zip(Maps._fields, maps, rows_columns, strict=True):

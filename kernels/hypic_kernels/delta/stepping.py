@@ -1,7 +1,7 @@
 """``step`` as a kernel: one token per row, its state read once and written once, gate and norms fused.
 
 A program takes a row and a value head. With ``S' = a S`` and ``u = beta (v - k^T S')``, the new state is
-``S' + k u^T`` and its output ``q^T S' + (q . k) u^T``: both reductions need the old state only, so they run side by side.
+``S' + k u^T`` and its output ``q^T S' + (q . k) u^T``: both reductions need the old state only and run side by side.
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.

@@ -16,20 +16,39 @@ from hypic_kernels.launch import Launch, jit
 
 
 @jit
-def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
-    """``(I + lower)^-1`` for a strictly lower triangular matrix, by blocks of 2, 4, ... rows.
+def _merged(
+    inverse: tl.tensor,
+    lower: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> tl.tensor:
+    """From the inverses of diagonal blocks of ``2 ** FIRST`` rows to those of ``2 ** LAST``.
 
-    With the inverses of neighbouring diagonal blocks known, ``[[P, 0], [L, Q]]^-1 = [[P^-1, 0], [-Q^-1 L P^-1, Q^-1]]``;
-    all corners ``L`` of one size are done in two products.
+    ``[[P, 0], [L, Q]]^-1 = [[P^-1, 0], [-Q^-1 L P^-1, Q^-1]]``; all corners ``L`` of one size take two products.
     """
-    rows, columns = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    inverse = tl.where(rows == columns, 1.0, 0.0) - tl.where((rows >> 1) == (columns >> 1), lower, 0.0)
-    for level in tl.static_range(1, LEVELS):
+    for level in tl.static_range(FIRST, LAST):
         is_corner = ((rows >> (level + 1)) == (columns >> (level + 1))) & ((rows >> level) != (columns >> level))
-        corner = tl.where(is_corner, lower, 0.0)
-        product = tl.dot(corner, inverse, input_precision=PRECISION)
-        inverse -= tl.dot(inverse, product, input_precision=PRECISION)
+        corner = tl.dot(tl.where(is_corner, lower, 0.0), inverse, input_precision=PRECISION)
+        inverse -= tl.dot(inverse, corner, input_precision=PRECISION)
     return inverse
+
+
+@jit
+def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
+    """``(I + lower)^-1`` of a strictly lower triangular ``[C, C]``: blocks of 16 side by side, then together."""
+    blocks: tl.constexpr = C // 16
+    rows, columns = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
+    across, along = tl.arange(0, blocks)[:, None, None, None], tl.arange(0, blocks)[None, None, :, None]
+    tiles = tl.reshape(lower, (blocks, 16, blocks, 16))
+    own = tl.sum(tl.where(across == along, tiles, 0.0), axis=2)
+    inverse = tl.where(rows == columns, 1.0, 0.0) - tl.where((rows >> 1) == (columns >> 1), own, 0.0)
+    inverse = _merged(inverse, own, rows, columns, 1, 4, PRECISION)
+    spread = tl.where(across == along, inverse[:, :, None, :], 0.0)
+    rows, columns = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+    return _merged(tl.reshape(spread, (C, C)), lower, rows, columns, 4, LEVELS, PRECISION)
 
 
 @jit
@@ -90,37 +109,36 @@ def _lift(
         head, real, beta_scale, RAW,
     )  # fmt: skip
 
+    # Before every product that asks for it, what it needs is loaded again: held, it would not fit into registers.
+    rows, columns = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
     couplings = tl.zeros((C, C), tl.float32)
+    k_factor = tl.zeros((C,), tl.float32)
+    for start in tl.range(0, K, ROWS, num_stages=STAGES):
+        channels = (start + tl.arange(0, ROWS))[None, :]
+        k_tile = tl.load(k_rows + channels, mask=is_row & (channels < K), other=0.0)
+        couplings = exact(k_tile, tl.trans(k_tile), couplings, PRECISION)
+        k_factor += tl.sum(k_tile.to(tl.float32) * k_tile.to(tl.float32), axis=1)
+    k_factor = tl.rsqrt(k_factor + eps) if NORMALISE else tl.full((C,), 1.0, tl.float32)
+    spread = tl.where(rows > columns, decay[:, None], 0.0)
+    remaining = tl.exp(tl.sum(spread, axis=0))
+    growth = tl.exp(tl.cumsum(decay, axis=0))
+    total = tl.exp(tl.sum(decay, axis=0))
+    lower = couplings * tl.exp(tl.cumsum(spread, axis=0)) * (strength * k_factor)[:, None] * k_factor[None, :]
+    inverse = _inverse(tl.where(rows > columns, lower, 0.0), C, LEVELS, INNER)
+
     scores = tl.zeros((C, C), tl.float32)
-    q_squares = tl.zeros((C,), tl.float32)
-    k_squares = tl.zeros((C,), tl.float32)
+    q_factor = tl.zeros((C,), tl.float32)
     for start in tl.range(0, K, ROWS, num_stages=STAGES):
         channels = (start + tl.arange(0, ROWS))[None, :]
         inside = is_row & (channels < K)
         q_tile = tl.load(q_rows + channels, mask=inside, other=0.0)
         k_tile = tl.load(k_rows + channels, mask=inside, other=0.0)
-        couplings = exact(k_tile, tl.trans(k_tile), couplings, PRECISION)
         scores = exact(q_tile, tl.trans(k_tile), scores, PRECISION)
-        if NORMALISE:
-            q_wide, k_wide = q_tile.to(tl.float32), k_tile.to(tl.float32)
-            q_squares += tl.sum(q_wide * q_wide, axis=1)
-            k_squares += tl.sum(k_wide * k_wide, axis=1)
-    q_factor = tl.zeros((C,), tl.float32) + scale
-    k_factor = tl.zeros((C,), tl.float32) + 1.0
-    if NORMALISE:
-        q_factor *= tl.rsqrt(q_squares + eps)
-        k_factor *= tl.rsqrt(k_squares + eps)
-
-    rows, columns = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
+        q_factor += tl.sum(q_tile.to(tl.float32) * q_tile.to(tl.float32), axis=1)
+    q_factor = (tl.rsqrt(q_factor + eps) if NORMALISE else tl.full((C,), 1.0, tl.float32)) * scale
     spread = tl.where(rows > columns, decay[:, None], 0.0)
-    between = tl.exp(tl.cumsum(spread, axis=0))
-    remaining = tl.exp(tl.sum(spread, axis=0))
-    growth = tl.exp(tl.cumsum(decay, axis=0))
-    total = tl.exp(tl.sum(decay, axis=0))
-    lower = tl.where(rows > columns, couplings * between * (strength * k_factor)[:, None] * k_factor[None, :], 0.0)
-    scores = tl.where(rows >= columns, scores * between * q_factor[:, None] * k_factor[None, :], 0.0)
-    inverse = _inverse(lower, C, LEVELS, INNER)
-    seen = tl.dot(scores, inverse, input_precision=INNER)
+    scores = scores * tl.exp(tl.cumsum(spread, axis=0)) * q_factor[:, None] * k_factor[None, :]
+    seen = tl.dot(tl.where(rows >= columns, scores, 0.0), inverse, input_precision=INNER)
     from_k = (strength * growth * k_factor)[None, :]
     from_v = strength[None, :]
     into = (remaining * k_factor)[:, None]
@@ -133,30 +151,30 @@ def _lift(
         tile = tl.load(k_rows + channels, mask=inside, other=0.0)
         q_tile = tl.load(q_rows + channels, mask=inside, other=0.0).to(tl.float32)
         asked = q_tile * q_growth - wide_by_stored(readouts, tile, PRECISION)
-        target = query + (place * C + tl.arange(0, C)[:, None]) * K + channels
-        tl.store(target, asked, mask=channels < K)
+        tl.store(query + (place * C + rows) * K + channels, asked, mask=channels < K)
         corrected = wide_by_stored(corrections, tile, PRECISION)
         for first in tl.range(0, K, ROWS, num_stages=STAGES):
             across = first + tl.arange(0, ROWS)
             k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
             block = tl.where(across[:, None] == channels, total, 0.0)
             block -= stored_by_wide(tl.trans(k_tile), corrected, PRECISION)
-            square = transition + (place * K + across[:, None]) * K + channels
-            tl.store(square, block, mask=(across < K)[:, None] & (channels < K))
+            target = transition + (place * K + across[:, None]) * K + channels
+            tl.store(target, block, mask=(across < K)[:, None] & (channels < K))
 
     corrections, readouts = inverse * into * from_v, seen * from_v
     for start in tl.range(0, V, COLUMNS, num_stages=STAGES):
         channels = (start + tl.arange(0, COLUMNS))[None, :]
         tile = tl.load(v_rows + channels, mask=is_row & (channels < V), other=0.0)
-        beside = offset + (place * C + tl.arange(0, C)[:, None]) * V + channels
-        tl.store(beside, wide_by_stored(readouts, tile, PRECISION), mask=channels < V)
+        tl.store(
+            offset + (place * C + rows) * V + channels, wide_by_stored(readouts, tile, PRECISION), mask=channels < V
+        )
         corrected = wide_by_stored(corrections, tile, PRECISION)
         for first in tl.range(0, K, ROWS, num_stages=STAGES):
             across = first + tl.arange(0, ROWS)
             k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
-            square = end_state + (place * K + across[:, None]) * V + channels
+            target = end_state + (place * K + across[:, None]) * V + channels
             mask = (across < K)[:, None] & (channels < V)
-            tl.store(square, stored_by_wide(tl.trans(k_tile), corrected, PRECISION), mask=mask)
+            tl.store(target, stored_by_wide(tl.trans(k_tile), corrected, PRECISION), mask=mask)
 
 
 def lift(
