@@ -9,8 +9,9 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hypic.checkpoints import BUNDLED, bundled
-from hypic.config import EngineConfig, parse_bytes
+from hypic.config import EngineConfig
 from hypic.errors import UnsupportedModel
+from hypic.store_spec import parse_bytes
 from hypic.types import Policy
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.files import read_all
