@@ -93,7 +93,9 @@ class Trace:
 
 def _event(raw: Mapping[str, Any]) -> Event:
     args = raw.get("args", {})
-    return Event(raw["name"], raw.get("cat", ""), raw.get("tid"), raw["ts"], raw.get("dur", 0.0), args.get("correlation"))
+    return Event(
+        raw["name"], raw.get("cat", ""), raw.get("tid"), raw["ts"], raw.get("dur", 0.0), args.get("correlation")
+    )
 
 
 class Stacks:
@@ -108,6 +110,8 @@ class Stacks:
         self._parents = {thread: _parents(found) for thread, found in self._frames.items()}
 
     def at(self, thread: object, moment: float) -> list[str]:
+        if len(self._frames) == 1:  # drivers may number threads otherwise than Python does
+            (thread,) = self._frames
         frames = self._frames.get(thread, [])
         place = bisect_right(self._starts.get(thread, []), moment) - 1
         names = []
@@ -218,9 +222,9 @@ def _work(trace: Trace) -> Iterable[tuple[object, float, float]]:
     if not trace.kernels:
         yield from ((op.thread, op.start, own) for op, own in _with_own_time(trace.operators))
         return
-    launches = {launch.correlation: launch for launch in trace.launches if launch.correlation is not None}
+    launches = {launch.correlation: launch for launch in trace.launches}
     for kernel in trace.kernels:
-        launch = launches.get(kernel.correlation)
+        launch = None if kernel.correlation is None else launches.get(kernel.correlation)
         yield (launch.thread, launch.start, kernel.duration) if launch else (None, 0.0, kernel.duration)
 
 

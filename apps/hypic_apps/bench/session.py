@@ -132,9 +132,7 @@ def _completion(emission: Emission) -> Completion:
 
 
 @contextmanager
-def session(
-    geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed: int = 0
-) -> Iterator[Session]:
+def session(geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed: int = 0) -> Iterator[Session]:
     """Builds the engine, and gives its memory back afterwards.
 
     Raises:

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from hypic.engine.engine import Engine
+from hypic.types import Policy
 from hypic_apps.bench.floors import Counts, Limits, load_of
 from hypic_apps.bench.prompts import Pieces, Shape, shuffled
 from hypic_apps.bench.records import percentile
 from hypic_apps.bench.session import Answered, Session
-from hypic.types import Policy
 from hypic_apps.cli.errors import CommandError, InputError
 
 ARMS = ("full", "prefix", "cold", "warm")

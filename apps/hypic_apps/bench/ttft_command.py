@@ -61,7 +61,7 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS",
                         help="stop a cell after the repetition in which so much time is spent")  # fmt: skip
     parser.add_argument("--decode-tokens", type=whole, default=16, metavar="N",
-                        help="tokens decoded once for the time of long answers; 0 leaves it out (default: 16)")  # fmt: skip
+                        help="tokens decoded once for the time of answers; 0 leaves it out (default: 16)")  # fmt: skip
     parser.add_argument("--peer", action="append", choices=("transformers", "prefix"), default=[],
                         help="measure a peer in the same run; may be repeated")  # fmt: skip
     parser.add_argument("--profile", metavar="FILE", help="write where the time of one request goes")
@@ -176,11 +176,11 @@ def _profile(built: Session, shape: Shape, arm: str, path: Path) -> None:
     note(f"profiling {arm}")
 
     def requests() -> Iterator[Callable[[Engine], object]]:
-        for number in itertools.count(10_000):
-            repetition = ttft.Repetition(built, shape, number)
+        for repeat in itertools.count(10_000):
+            repetition = ttft.Repetition(built, shape, repeat)
             pieces, policy = repetition.prepared(arm)(), repetition.policy(arm)
             built.synchronize()
-            yield partial(_drive, pieces, policy, f"profiled-{number}")
+            yield partial(_drive, pieces, policy, f"profiled-{repeat}")
 
     head = f"{arm}, {shape.num_segments} x {shape.segment_tokens} + {shape.tail_tokens} tokens"
     write(path, f"{head}\n{profile.take(requests(), built.call, built.device)}")
