@@ -103,4 +103,6 @@ def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
-    return f"{type(error).__name__}: {lines[0] if len(lines[0]) <= LONGEST_REASON else lines[0][:LONGEST_REASON] + '...'}"
+    return (
+        f"{type(error).__name__}: {lines[0] if len(lines[0]) <= LONGEST_REASON else lines[0][:LONGEST_REASON] + '...'}"
+    )

@@ -25,6 +25,7 @@ from hypic.engine.runner import Runner
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams
+from hypic_apps.bench.driving import encode_tasks
 from hypic_apps.bench.geometries import Geometry
 from hypic_apps.bench.prompts import IdsSource, Pieces, Source, TextSource
 
@@ -102,11 +103,9 @@ class Session:
     def encode(self, segments: Sequence[Piece], policy: Policy) -> None:
         """Has segments encoded and stored; those that are cached stay as they are."""
         inboxes = []
-        for segment in segments:
+        for task in encode_tasks(segments, policy, f"bench-{next(self._ids)}"):
             inbox: queue.SimpleQueue[Emission] = queue.SimpleQueue()
-            # The token behind the segment stands for text that would follow; it is never run.
-            pieces = [segment, Piece((0,))]
-            self.loop.submit(Task(f"bench-{next(self._ids)}", pieces, policy=policy, warm=True), inbox.put)
+            self.loop.submit(task, inbox.put)
             inboxes.append(inbox)
         for inbox in inboxes:
             _completion(inbox.get())

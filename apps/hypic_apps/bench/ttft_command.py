@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,14 @@ import torch
 from hypic.engine import models
 from hypic.engine.engine import Engine, Task
 from hypic.engine.plan import Piece
-from hypic.engine.runner import device_of, dtype_of
+from hypic.engine.runner import dtype_of
 from hypic.types import Policy, SamplingParams
-from hypic_apps.bench import floors, peer_process, profile, ttft
+from hypic_apps.bench import floors, peer_process, plots, profile, ttft
 from hypic_apps.bench.geometries import Geometry, geometry
-from hypic_apps.bench.options import add_common, choices, end_notes, note, numbers, whole, with_defaults
+from hypic_apps.bench.options import add_common, choices, is_small, note, numbers, shown, whole, with_defaults
 from hypic_apps.bench.peer_process import Told
 from hypic_apps.bench.prompts import Shape
-from hypic_apps.bench.records import about, number, save, table, write
+from hypic_apps.bench.records import about, device_of_settings, number, table, write
 from hypic_apps.bench.session import Session, session
 from hypic_apps.bench.ttft import ARMS, Cell, Plan
 from hypic_apps.cli.errors import InputError
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         CommandError: an arm did not do what it says; a file cannot be written.
     """
     made, settings = geometry(args.geometry), engine_settings(args)
-    device = device_of(settings.get("device", "auto"))
+    device = device_of_settings(settings)
     shapes, left_out = cells(args, device, made)
     plan = Plan([arm for arm in ARMS if arm in {*args.arms, *args.peer}], args.runs, args.warmup, args.budget,
                 args.decode_tokens)  # fmt: skip
@@ -96,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
         if args.profile:
             _profile(built, shapes[0], args.profile_arm, Path(args.profile))
         build_s = built.build_s
-    end_notes()
     result = {
         **about("time to first token in milliseconds, by arm and shape of prompt"),
         "limits": {"matmul_tflops": limits.matmul_flops / 1e12, "copy_gb_per_s": limits.copy_bytes / 1e9},
@@ -106,8 +104,9 @@ def run(args: argparse.Namespace) -> int:
         "peer": None if told is None else {"versions": dict(told.versions), "missing": told.missing},
         "records": records,
     }
-    _show(args, result, told)
-    return 0
+    if args.plot:
+        plots.ttft(records, Path(args.plot))
+    return shown(args, result, text)
 
 
 def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tuple[list[Shape], list[str]]:
@@ -116,9 +115,8 @@ def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tup
     Raises:
         InputError: none is left.
     """
-    is_small = device.type == "cpu" or int(made.config["hidden_size"]) < 512
-    lengths = args.segment_tokens or [128 if is_small else 1024]
-    tails = args.tail_tokens or [32 if is_small else 128]
+    lengths = args.segment_tokens or [128 if is_small(device, made) else 1024]
+    tails = args.tail_tokens or [32 if is_small(device, made) else 128]
     grid = [
         Shape(many, length, tail, args.head_tokens if made.folder is None else 0)
         for many in args.segments or [16] for length in lengths for tail in tails
@@ -191,16 +189,6 @@ def _drive(pieces: Sequence[Piece], policy: Policy, id: str, engine: Engine) -> 
     engine.add(Task(id, pieces, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), policy))
     while engine.has_work:
         engine.step()
-
-
-def _show(args: argparse.Namespace, result: dict[str, Any], told: Told | None) -> None:
-    if args.save:
-        save(Path(args.save), result)
-    if args.plot:
-        from hypic_apps.bench import plots
-
-        plots.ttft(result["records"], Path(args.plot))
-    print(json.dumps(result, indent=2) if args.json else text(result))
 
 
 def text(result: dict[str, Any]) -> str:
