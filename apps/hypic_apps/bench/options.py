@@ -93,3 +93,14 @@ def shown(args: argparse.Namespace, result: dict[str, Any], text: Callable[[dict
         save(Path(args.save), result)
     print(json.dumps(result, indent=2) if args.json else text(result))
     return 0
+
+
+def rates(text: str) -> list[float]:
+    """``0.5,1,2`` as numbers above 0, for argparse."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < float("inf") for rate in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 0.5,1,2")
+    return found

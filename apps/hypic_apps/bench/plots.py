@@ -72,3 +72,22 @@ def _write(figure: Any, path: Path) -> None:
         figure.savefig(path, dpi=130, bbox_inches="tight")
     except (OSError, ValueError) as error:
         raise CommandError(f"{path} cannot be written ({error}); name another file, such as ttft.png.") from error
+
+
+def load(records: Sequence[Record], objective_s: float, path: Path) -> None:
+    """p90 of TTFT against requests per second, a line for each arm, with the objective.
+
+    Raises:
+        CommandError: matplotlib is missing, or the file cannot be written.
+    """
+    pyplot = _pyplot()
+    figure, axis = pyplot.subplots(figsize=(7, 4))
+    for arm in dict.fromkeys(r["arm"] for r in records):
+        found = sorted((r for r in records if r["arm"] == arm), key=lambda r: float(r["qps"]))
+        axis.plot([r["qps"] for r in found], [r["ttft_ms_p90"] for r in found], marker="o", label=arm,
+                  color=COLOURS.get({"none": "full", "segments": "warm"}.get(arm, arm)))  # fmt: skip
+    axis.axhline(1e3 * objective_s, linestyle=":", color="#111827", label=f"objective of {objective_s:g} s")
+    axis.set(xlabel="requests a second", ylabel="time to first token, ms (p90)", xscale="log", yscale="log")
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    _write(figure, path)

@@ -1,4 +1,4 @@
-"""``hypic bench start``: from starting Python to ready, and to the first token, with an empty and a filled kernel cache.
+"""``hypic bench start``: from starting Python to ready and to a first token, with an empty and a filled kernel cache.
 
 Each measurement is a process of its own. Both use one folder for compiled kernels, empty at first. What appears in it
 after the engine is ready was compiled on a request's path, which should be nothing; requests of several shapes look
