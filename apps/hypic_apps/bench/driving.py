@@ -101,7 +101,7 @@ def make_up_context(engine: Engine, pieces: Sequence[Piece], policy: Policy, see
     pool, made = engine.runner.pool, plan.make(pieces, policy, engine.runner.identity)
     mark = made.marks[-1]
     pages = pool.pages_for(mark.position)
-    if not engine.store.make_room(Need(pages=pages, states=1)):
+    if pool.lacks(Need(pages=pages, states=1)):  # making room would evict what was made up before
         raise StoreFull(
             f"memory holds no context of {mark.position} tokens more; raise memory= or ask for a smaller batch."
         )

@@ -36,8 +36,8 @@ hypic bench load --kind unique --qps 1 --arms none,segments
 hypic bench load --write-trace trace.jsonl
 hypic bench load --trace trace.jsonl --url http://127.0.0.1:8000 --qps 0.5,1
 """
-DETAILS = """A trace of documents drawn by Zipf's law, with bursts, or an adverse one. Servers
-get the same bodies in the same order at the same times."""
+DETAILS = """A trace of documents drawn by Zipf's law, with bursts, or an adverse one.
+Servers get the same bodies in the same order at the same times."""
 MOST_SEARCHED = 4000  # requests of a trace that is searched for the limit
 REUSE = ("none", "prefix", "segments")
 HEADS = ("arm", "qps", "ttft p50 ms", "p90 ms", "total p50 ms", "requests/s", "tokens/s", "reused", "hit", "encoded",

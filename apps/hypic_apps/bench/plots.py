@@ -88,6 +88,9 @@ def load(records: Sequence[Record], objective_s: float, path: Path) -> None:
                   color=COLOURS.get({"none": "full", "segments": "warm"}.get(arm, arm)))  # fmt: skip
     axis.axhline(1e3 * objective_s, linestyle=":", color="#111827", label=f"objective of {objective_s:g} s")
     axis.set(xlabel="requests a second", ylabel="time to first token, ms (p90)", xscale="log", yscale="log")
-    axis.grid(alpha=0.3)
+    for numbered in (axis.xaxis, axis.yaxis):
+        for put in (numbered.set_major_formatter, numbered.set_minor_formatter):
+            put(lambda value, _: f"{value:g}")
+    axis.grid(alpha=0.3, which="both")
     axis.legend(frameon=False)
     _write(figure, path)

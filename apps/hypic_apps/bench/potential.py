@@ -27,8 +27,8 @@ EXAMPLES = """
 hypic bench potential trace.jsonl
 hypic bench potential trace.jsonl --cache-tokens 100000,1000000 --json
 """
-DETAILS = """TRACE holds one OpenAI request body a line, with arrival_s. Parts of messages are
-what segment reuse can find again."""
+DETAILS = """TRACE holds one OpenAI request body a line, with arrival_s. Parts of messages
+are what segment reuse can find again."""
 HEADS = ("cache tokens", "share of all", "prefix reuse", "segment reuse", "tokens run: prefix / segments")
 BLOCK_TOKENS = 16
 LETTERS_OF_A_TOKEN = 4

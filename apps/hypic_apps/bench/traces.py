@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -143,13 +144,18 @@ def _ask(spec: Spec, draw: random.Random, number: int, arrival_s: float) -> Ask:
 
 def _by_zipf(draw: random.Random, num_documents: int, count: int, exponent: float) -> tuple[int, ...]:
     """Distinct documents; the order they were drawn in puts no document at a fixed place."""
-    weights = list(accumulate(rank**-exponent for rank in range(1, num_documents + 1)))
+    weights = _cumulated(num_documents, exponent)
     chosen: dict[int, None] = {}
     while len(chosen) < count:
         chosen.update(dict.fromkeys(draw.choices(range(num_documents), cum_weights=weights, k=count - len(chosen))))
     order = list(chosen)
     draw.shuffle(order)
     return tuple(order)
+
+
+@cache
+def _cumulated(num_documents: int, exponent: float) -> list[float]:
+    return list(accumulate(rank**-exponent for rank in range(1, num_documents + 1)))
 
 
 def _length(spec: Spec, number: int) -> int:

@@ -31,9 +31,9 @@ from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 SUMMARY = "time to first token: full recompute, prefix, segments cold and warm"
 EXAMPLES = """
 hypic bench ttft
-hypic bench ttft --geometry qwen3.5-4b --segments 4,16,64 --segment-tokens 256,1024
-hypic bench ttft --geometry qwen3.5-35b-a3b --peer transformers --save ttft.json
-hypic bench ttft --geometry qwen3.5-35b-a3b --arms warm --runs 3 --profile warm.txt
+hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --segment-tokens 256,1024
+hypic bench ttft --geometry qwen3.5-4b --peer transformers --save ttft.json
+hypic bench ttft --geometry qwen3.5-4b --arms warm --runs 3 --profile warm.txt
 """
 DETAILS = """Every repetition has new documents. Floors are what this chip could do at best,
 from its matrix rate and bandwidth measured at the start."""

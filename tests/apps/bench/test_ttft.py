@@ -243,8 +243,9 @@ class Missing:
         if name.split(".")[0] in {blocked!r}:
             raise ImportError(name)
 sys.meta_path.insert(0, Missing())
-from hypic_apps.bench.__main__ import main
-sys.exit(main(sys.argv[1:]))
+sys.argv[0] = "bench"
+import runpy
+runpy.run_module("hypic_apps.bench", run_name="__main__")
 """
 
 
