@@ -101,6 +101,7 @@ class Admission:
         if held.snapshot is not None:
             self.store.unpin(held.snapshot)
         self.pool.drop_pages(held.pages)
+        self.pool.table.drop(held.table_row)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
         for key, job in list(self.encoding.items()):
@@ -188,7 +189,7 @@ class Admission:
     def _hold(self, request: Request, found: _Found) -> None:
         pages = self.pool.take_pages(self.pool.pages_for(request.rows_from(found.start) + 1))
         slots = np.zeros(max(request.longest, request.num_planned) + 1, dtype=np.int64)
-        request.held = Held(slots, self.pool.take_state(), pages, {}, found.snapshot)
+        request.held = Held(slots, self.pool.take_state(), pages, {}, found.snapshot, self.pool.table.take())
         request.done = request.last_mark = found.start
         request.placed_s = request.placed_s if request.placed_s is not None else time.perf_counter()
         request.initial_slot = found.snapshot.state_slot if found.snapshot is not None else 0

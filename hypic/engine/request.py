@@ -15,13 +15,15 @@ from hypic.types import Outcome
 
 @dataclass
 class Held:
-    """What a running request holds of the pool; ``slots`` are its token slots by position."""
+    """What a running request holds of the pool; ``slots`` are its token slots by position, on the device in
+    ``table_row``."""
 
     slots: Slots
     state_slot: int
     pages: list[int]
     entries: dict[bytes, CachedSegment]
     snapshot: CachedSegment | None
+    table_row: int
     num_own: int = 0
 
 
@@ -168,6 +170,7 @@ class Request:
             wants_logits,
             self._key_positions(),
             policy.compose,
+            self._held().table_row,
         )
 
     def _key_positions(self) -> Slots | None:
