@@ -27,7 +27,7 @@ from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 SUMMARY = "what building transitions and end states adds to encoding"
 EXAMPLES = """
 hypic bench encode
-hypic bench encode --geometry qwen3.5-4b --segments 16 --segment-tokens 512,1024
+hypic bench encode --geometry qwen3.5-4b --segment-tokens 512,1024
 """
 DETAILS = """The same documents are encoded, and run as prompts without reuse; what encoding
 takes longer is the share of building (T, B)."""

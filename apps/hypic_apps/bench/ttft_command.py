@@ -31,7 +31,7 @@ from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 SUMMARY = "time to first token: full recompute, prefix, segments cold and warm"
 EXAMPLES = """
 hypic bench ttft
-hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --segment-tokens 256,1024
+hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --segment-tokens 256
 hypic bench ttft --geometry qwen3.5-4b --peer transformers --save ttft.json
 hypic bench ttft --geometry qwen3.5-4b --arms warm --runs 3 --profile warm.txt
 """

@@ -127,7 +127,8 @@ def test_help_names_every_measurement(capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert all(name in out for name in MEASURES)
     assert main(["bench", "nonsense"]) == 2
-    assert all(name in capsys.readouterr().err for name in MEASURES)
+    said = capsys.readouterr().err
+    assert all(name in said for name in MEASURES)
 
 
 @pytest.mark.parametrize(("percent", "expected"), [(0, 1.0), (50, 2.5), (90, 3.7), (100, 4.0)])

@@ -15,7 +15,7 @@ import torch
 
 from hypic.engine import models
 from hypic.types import CacheReport, Policy, SegmentReport
-from hypic_apps.bench import profile, ttft
+from hypic_apps.bench import trace, ttft
 from hypic_apps.bench.floors import Counts, Limits, load_of
 from hypic_apps.bench.geometries import geometry, known
 from hypic_apps.bench.prompts import IdsSource, Shape, shuffled
@@ -207,23 +207,23 @@ def test_a_profile_names_rooms_and_operators(capsys: pytest.CaptureFixture[str],
 def test_rooms_by_the_innermost_frame() -> None:
     linear = "torch/nn/modules/linear.py(120): forward"
     attention, moe = "/x/hypic/engine/layers/attention.py(7): f", "/x/hypic/engine/layers/moe.py(9): f"
-    assert profile.room_of(["builtin", attention, moe]) == "attention"
-    assert profile.room_of([linear, attention]) == "projections"
-    assert profile.room_of([linear, moe, attention]) == "experts"
-    assert profile.room_of(["builtin"]) == "other"
+    assert trace.room_of(["builtin", attention, moe]) == "attention"
+    assert trace.room_of([linear, attention]) == "projections"
+    assert trace.room_of([linear, moe, attention]) == "experts"
+    assert trace.room_of(["builtin"]) == "other"
 
 
 def test_own_time_leaves_out_what_was_called() -> None:
-    def op(name: str, start: float, duration: float) -> profile.Event:
-        return profile.Event(name, "cpu_op", 1, start, duration, None)
+    def op(name: str, start: float, duration: float) -> trace.Event:
+        return trace.Event(name, "cpu_op", 1, start, duration, None)
 
-    own = profile.own_times([op("outer", 0, 10), op("inner", 2, 3), op("innermost", 3, 1), op("inner", 6, 2)])
+    own = trace.own_times([op("outer", 0, 10), op("inner", 2, 3), op("innermost", 3, 1), op("inner", 6, 2)])
     assert own == {"outer": (5, 1), "inner": (4, 2), "innermost": (1, 1)}
 
 
 def test_kernels_belong_to_what_launched_them() -> None:
-    def event(name: str, kind: str, start: float, duration: float, correlation: int | None = None) -> profile.Event:
-        return profile.Event(name, kind, 1, start, duration, correlation)
+    def event(name: str, kind: str, start: float, duration: float, correlation: int | None = None) -> trace.Event:
+        return trace.Event(name, kind, 1, start, duration, correlation)
 
     frames = [
         event("hypic/engine/layers/attention.py(1): forward", "python_function", 0, 10),
@@ -231,8 +231,8 @@ def test_kernels_belong_to_what_launched_them() -> None:
     ]
     launches = [event("cudaLaunchKernel", "cuda_runtime", at, 1, at) for at in (1, 5, 8)]
     kernels = [event("k", "kernel", 100 + at, 7, at) for at in (1, 5, 8)]
-    trace = profile.Trace(kernels, launches, [], frames)
-    assert profile.by_room(trace) == {"attention": (14, 2), "norms": (7, 1)}
+    whole = trace.Trace(kernels, launches, [], frames)
+    assert trace.by_room(whole) == {"attention": (14, 2), "norms": (7, 1)}
 
 
 BLOCKED = ("rich", "faiss", "fastapi", "jinja2", "httpx", "pydantic", "transformers", "einops", "matplotlib")
