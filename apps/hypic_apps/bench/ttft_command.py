@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from hypic.config import EngineConfig
 from hypic.engine import models
 from hypic.engine.engine import Engine, Task
 from hypic.engine.plan import Piece
 from hypic.engine.runner import dtype_of
+from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams
 from hypic_apps.bench import floors, peer_process, plots, profile, ttft
 from hypic_apps.bench.geometries import Geometry, geometry
@@ -24,7 +26,7 @@ from hypic_apps.bench.prompts import Shape
 from hypic_apps.bench.records import about, device_of_settings, number, table, write
 from hypic_apps.bench.session import Session, session
 from hypic_apps.bench.ttft import ARMS, Cell, Plan
-from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.errors import CommandError, InputError
 from hypic_apps.cli.options import engine_settings
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 
@@ -89,9 +91,9 @@ def run(args: argparse.Namespace) -> int:
     settings = with_defaults(settings, max_context=longest + args.decode_tokens + 512, max_running=8)
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=args.ids, seed=settings.get("seed", 0)) as built:
-        measured = [ttft.measure(built, shape, plan, note) for shape in shapes]
-        records = [r for cell in measured for r in ttft.records(built, cell, plan, limits, made.name)]
-        records += _peer_records(told, measured, built, limits, made.name)
+        measured, failed = _measured(built, shapes, plan)
+        _add_peer(told, shapes, measured)
+        records = [r for cell in measured for r in ttft.records(built, cell, limits, made.name)]
         if args.profile:
             _profile(built, shapes[0], args.profile_arm, Path(args.profile))
         build_s = built.build_s
@@ -101,19 +103,21 @@ def run(args: argparse.Namespace) -> int:
         "tokenising": args.ids is False and made.folder is not None,
         "build_s": build_s,
         "left_out": left_out,
+        "failed": failed,
+        **ttft.over_cells(records),
         "peer": None if told is None else {"versions": dict(told.versions), "missing": told.missing},
         "records": records,
     }
-    if args.plot:
+    if args.plot and records:
         plots.ttft(records, Path(args.plot))
-    return shown(args, result, text)
+    return shown(args, result, text) or int(bool(failed))
 
 
 def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tuple[list[Shape], list[str]]:
     """The shapes of the grid, and those left out as too long.
 
     Raises:
-        InputError: none is left.
+        InputError: none is left, or segments are so short that they are always run live.
     """
     lengths = args.segment_tokens or [128 if is_small(device, made) else 1024]
     tails = args.tail_tokens or [32 if is_small(device, made) else 128]
@@ -125,6 +129,10 @@ def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tup
     if not fitting:
         raise InputError(f"every prompt is longer than {args.max_prompt_tokens} tokens; raise --max-prompt-tokens.")
     left_out = [f"{shape.num_segments} x {shape.segment_tokens}" for shape in grid if shape not in fitting]
+    policy = EngineConfig.of(**engine_settings(args)).policy
+    shortest = max(policy.shortest, policy.seam + 1)
+    if min(lengths) < shortest:
+        raise InputError(f"segments of {min(lengths)} tokens are run live; pass {shortest} or more.")
     for text in left_out:
         note(f"left out as too long: {text}")
     return fitting, left_out
@@ -149,20 +157,24 @@ def _peer(
     return told
 
 
-def _peer_records(
-    told: Told | None, measured: Sequence[Cell], built: Session, limits: floors.Limits, name: str
-) -> list[dict[str, Any]]:
-    if told is None or told.missing:
-        return []
-    counts = floors.Counts.of(built.runner.model)
-    about_peer = {"geometry": name, "device": str(built.device), "dtype": str(counts.layout.dtype)[6:]}
-    found = []
-    for cell, seconds in zip(measured, told.seconds, strict=True):
-        arms = ("full", "warm", "transformers")
-        by_arm = {arm: floors.load_of(arm, cell.shape, built.policy, counts.layout).seconds(counts, limits)
-                  for arm in arms}  # fmt: skip
-        found.append(ttft.record("transformers", seconds, cell, by_arm, about_peer))
-    return found
+def _measured(built: Session, shapes: Sequence[Shape], plan: Plan) -> tuple[list[Cell], list[str]]:
+    """Every cell that could be measured, and why others could not: hours of a grid are not lost to one of its cells."""
+    found, failed = [], []
+    for shape in shapes:
+        try:
+            found.append(ttft.measure(built, shape, plan, note))
+        except (CommandError, HypicError) as error:
+            failed.append(f"{shape.num_segments} x {shape.segment_tokens}: {error}")
+            note(f"not measured: {failed[-1]}")
+    return found, failed
+
+
+def _add_peer(told: Told | None, shapes: Sequence[Shape], measured: Sequence[Cell]) -> None:
+    """The peer's times beside ours."""
+    if told is not None and not told.missing:
+        by_shape = dict(zip(shapes, told.seconds, strict=True))
+        for cell in measured:
+            cell.ttft_s[ttft.PEER] = list(by_shape[cell.shape])
 
 
 def _profile(built: Session, shape: Shape, arm: str, path: Path) -> None:
@@ -193,13 +205,13 @@ def _drive(pieces: Sequence[Piece], policy: Policy, id: str, engine: Engine) -> 
 
 def text(result: dict[str, Any]) -> str:
     """The table, and a line on what it was measured on."""
-    heads = ("segments", "arm", "p50 ms", "p90 ms", "runs", "floor ms", "floor ratio", "x full", "x prefix",
+    heads = ("segments", "arm", "p50 ms", "p90 ms", "runs", "floor ms", "floor ratio", "x full", "x prefix", "x peer",
              "tokens run", "256 tokens", "1,024 tokens")  # fmt: skip
     rows = [
         (
             f"{r['num_segments']} x {r['segment_tokens']:,} + {r['tail_tokens']}", r["arm"], number(r["ttft_ms_p50"]),
             number(r["ttft_ms_p90"]), str(r["runs"]), number(r["floor_ms"]), number(r["floor_ratio"]),
-            number(r.get("ratio_to_full")), number(r.get("ratio_to_prefix")),
+            number(r.get("ratio_to_full")), number(r.get("ratio_to_prefix")), number(r.get("ratio_to_transformers")),
             "-" if r["computed_tokens"] is None else f"{r['computed_tokens']:,}",
             number(r.get("total_ms_256")), number(r.get("total_ms_1024")),
         )
@@ -217,6 +229,14 @@ def _remarks(result: dict[str, Any]) -> list[str]:
         f"{number(limits['matmul_tflops'])} TFLOP/s and {number(limits['copy_gb_per_s'])} GB/s; "
         f"tokenising is {'part of the time' if result['tokenising'] else 'left out'}",
     ]
+    for against in ("prefix", "full"):
+        gains = result[f"warm_over_{against}"]
+        if gains is not None and gains["cells"] > 1:
+            lines.append(f"warm over {against}: geometric mean of {gains['cells']} cells {number(gains['mean'])}, "
+                         f"smallest {number(gains['smallest'])}")  # fmt: skip
+    for arm, cost in result["ms_per_segment"].items():
+        lines.append(f"one more segment, {arm}: {cost:.3f} ms")
+    lines += [f"failed: {reason}" for reason in result["failed"]]
     if kept:
         lines.append(f"transitions kept: {min(kept):.1%}")
     if result["peer"]:

@@ -69,6 +69,25 @@ def test_a_grid_leaves_out_what_is_too_long_and_says_so(capsys: pytest.CaptureFi
     assert cells == [(1, 48), (1, 64), (2, 48)] and result["left_out"] == ["2 x 64"]
 
 
+def test_what_all_cells_say_together() -> None:
+    def record(arm: str, many: int, length: int, ms: float, gain: float) -> dict[str, Any]:
+        return {"arm": arm, "num_segments": many, "segment_tokens": length, "tail_tokens": 8, "ttft_ms_p50": ms,
+                "ratio_to_full": gain}  # fmt: skip
+
+    grid = [record("warm", 4, 64, 10, 2), record("warm", 8, 64, 12, 8), record("warm", 8, 128, 90, 4)]
+    found = ttft.over_cells([*grid, record("full", 4, 64, 20, 1)])
+    assert found["warm_over_full"] == {"cells": 3, "mean": pytest.approx(4), "smallest": 2}
+    assert found["warm_over_prefix"] is None and found["ms_per_segment"] == {"warm": 0.5}
+
+
+def test_a_cell_that_fails_does_not_take_the_others_along(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--segments", "1,6", "--arms", "warm", "--store", "device://60KiB")
+    assert main(["bench", "ttft", *SMALL, *QUICK, "--json", *arguments]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert [r["num_segments"] for r in result["records"]] == [1]
+    assert len(result["failed"]) == 1 and result["failed"][0].startswith("6 x 48: the warm arm")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -173,7 +192,9 @@ def test_transformers_runs_beside_us_and_says_what_it_lacks(capsys: pytest.Captu
     result = bench(capsys, "--geometry", "tiny-moe", "--arms", "full", "--peer", "transformers", "--peer", "prefix")
     found = by_arm(result)
     assert list(found) == ["full", "prefix", "transformers"]
-    assert found["transformers"]["runs"] == 2 and found["transformers"]["ttft_ms_p50"] > 0
+    peer, full = found["transformers"], found["full"]
+    assert peer["runs"] == 2 and "total_ms_256" not in peer
+    assert full["ratio_to_transformers"] == pytest.approx(peer["ttft_ms_p50"] / full["ttft_ms_p50"])
     assert result["peer"]["versions"]["flash-linear-attention"] == "missing" and not result["peer"]["missing"]
 
 
