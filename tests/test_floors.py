@@ -22,6 +22,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.version",),
     ("hypic.errors",),
     ("hypic.types",),
+    ("hypic.store_spec",),
     ("hypic.config",),
     ("hypic.engine.affine",),
     ("hypic.engine.linear",),
@@ -50,11 +51,14 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.graphs",),
     ("hypic.engine.runner",),
     ("hypic.engine.request",),
+    ("hypic.engine.jobs",),
+    ("hypic.engine.lookup",),
     ("hypic.engine.admission",),
     ("hypic.engine.scheduler",),
     ("hypic.engine.report",),
     ("hypic.engine.watch",),
     ("hypic.engine.engine",),
+    ("hypic.engine.forget",),
     ("hypic.engine.inspect",),
     ("hypic.engine.workers",),
     ("hypic.engine.loop",),
@@ -62,6 +66,8 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.registry", "hypic.tool_syntax"),
     ("hypic.tool_calls",),
     ("hypic.stream",),
+    ("hypic.turns", "hypic.warming"),
+    ("hypic.keeping",),
     ("hypic.llm",),
     ("hypic.shared",),
     ("hypic.trace",),
@@ -89,7 +95,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.config")
+_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.store_spec", "hypic.config")
 _FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
 # Which rooms may import a package of other people.
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -110,6 +116,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "langgraph": ("hypic.integrations.langchain", *_FRAMEWORK_USERS),
     "llama_index": ("hypic.integrations.llamaindex", *_FRAMEWORK_USERS),
     "httpx": ("hypic.integrations.remote",),
+    "xxhash": ("hypic.engine.store",),
 }
 
 

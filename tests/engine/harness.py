@@ -252,20 +252,22 @@ class Bench:
         store_bytes: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
         kernels: str = "auto",
+        store: str | None = None,
     ) -> None:
         self.watched = _Watched(getattr(loaded.model, "model", loaded.model))
         pool = SizedPool(loaded, page_size, sizes)
         geometry = geometry_of(self.watched.model, pool.layout, kernels, pool.device)
         runner = Runner(
-            self.watched,
+            self.watched,  # type: ignore[arg-type]
             pool,
             loaded.identity,
             max_context,
             loaded.weight_bytes,
-            geometry,  # type: ignore[arg-type]
+            geometry,
         )
         vocabulary = Vocabulary(lambda ids: "".join(chr(0x4E00 + i) for i in ids), eos_ids)
-        self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes)
+        tiers = EngineConfig(store=store).tiers
+        self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes, tiers)
         self.pool, self.store, self.at_start = pool, self.engine.store, pool.free
         self.answers: dict[str, Answer] = {}
         self.restarts: dict[str, int] = {}
@@ -341,6 +343,13 @@ class Bench:
         assert answer.is_over
         return answer
 
+    def head(self, pieces: Pieces, policy: Policy = POLICY) -> None:
+        """Have a head kept, as after an answer."""
+        self._number += 1
+        self.answers[f"head{self._number}"] = Answer()
+        self.engine.add(Task(f"head{self._number}", list(pieces), SamplingParams(), policy, is_head=True))
+        self.run()
+
     def abort(self, answer: Answer) -> None:
         self.engine.abort(self.id_of(answer))
         answer.is_over = True
@@ -395,6 +404,7 @@ class Bench:
         states, transitions, pages = [], [], []
         jobs = list(self.engine.admission.encoding.values())
         entries = [*self.store, *(job.entry for job in jobs)]
+        entries += [load.entry for load in self.engine.admission.jobs.loading.values()]
         for entry in entries:
             states.append(entry.state_slot)
             transitions += [entry.transition_slot] if entry.transition_slot is not None else []
@@ -407,7 +417,8 @@ class Bench:
         for request in self.engine.scheduler.running.values():
             assert request.held is not None
             states.append(request.held.state_slot)
-            pages += request.held.pages
+            pages += request.held.pages + request.held.spare
+            pages += [page for folded in request.held.folded for page in folded.pages]
             used = [*request.held.entries.values(), *([request.held.snapshot] if request.held.snapshot else [])]
             for entry in used:
                 pins[entry.key] = pins.get(entry.key, 0) + 1

@@ -46,7 +46,6 @@ class RMSNorm(nn.Module):
         weight = upcast(self.weight)
         return (rms(x, self.eps) * (1.0 + weight if self.zero_centred else weight)).to(x.dtype)
 
-
     def after(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """The norm of ``x + added``, both ``[N, size]``, and that sum."""
         if by_kernel(x):

@@ -17,8 +17,6 @@ from hypic_kernels import available, interpreted
 from hypic_kernels.attention import reference
 from hypic_kernels.attention.check import Variant, is_trusted
 from hypic_kernels.attention.layout import (
-    WIDEST_HEAD,
-    WIDEST_LATENT,
     Choice,
     Config,
     HeadDims,

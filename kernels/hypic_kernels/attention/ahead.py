@@ -1,7 +1,8 @@
-"""``python -m hypic_kernels.attention.ahead``: the kernel compiled for chips that need not be here; a line of JSON each.
+"""``python -m hypic_kernels.attention.ahead``: the kernel compiled for chips that are not here; lines of JSON.
 
 Triton compiles for a named chip without a GPU. What comes out says whether a layout is possible there: shared memory
-against the chip's limit, registers and what spilled. Every layout that may be chosen there is built, in tiles of 1 to 64 tokens.
+against the chip's limit, registers and what spilled. Every layout that may be chosen there is built, for tiles of 1 to
+64 tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from hypic_kernels import interpreted
-from hypic_kernels.attention.layout import SHARED_BYTES, Config, HeadDims, default_config
+from hypic_kernels.attention.layout import SHARED_BYTES, Config, HeadDims, default_config, most_rows
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 TILES = (1, 4, 16, 64)
@@ -39,7 +40,7 @@ HEADS = {
 
 
 class Built(NamedTuple):
-    """What a chip's machine code takes: bytes of shared memory a program, registers a thread, bytes spilled a thread."""
+    """What machine code takes: bytes of shared memory a program, registers and spilled bytes a thread."""
 
     shared_bytes: int
     num_registers: int
@@ -87,7 +88,7 @@ def _type_of(name: str, dtype: torch.dtype, is_split: bool, constants: dict[str,
         return "*i32"
     if name in ("cos", "sin", "logs"):
         return "*fp32"
-    if name in ("q", "keys", "values", "out"):
+    if name in ("q", "keys", "values", "ready", "out"):
         return "*fp32" if name == "out" and is_split else TYPES[dtype]
     return "fp32" if name == "scale" else "i32"
 
@@ -105,11 +106,16 @@ def _read(machine_code: bytes, shared_bytes: int) -> Built:
     return Built(shared_bytes, int(found[1]), int(found[2]))
 
 
+def tiles(dims: HeadDims, dtype: torch.dtype, limit: int) -> list[int]:
+    """Tokens a tile that are built: those that a chip takes which gives a program ``limit`` bytes."""
+    return [tile for tile in TILES if tile <= most_rows(dims, dtype, limit)]
+
+
 def rows(heads: Sequence[str], dtypes: Sequence[torch.dtype], capabilities: Sequence[int]) -> Iterator[dict[str, Any]]:
     """One row of results for each layout that ``default_config`` may choose."""
     for name, dtype, capability in itertools.product(heads, dtypes, capabilities):
         dims, limit = HEADS[name], SHARED_BYTES[capability]
-        layouts = {default_config(dims, dtype, tile, limit): tile for tile in TILES}
+        layouts = {default_config(dims, dtype, tile, limit): tile for tile in tiles(dims, dtype, limit)}
         for config, tile in layouts.items():
             built = build(dims, dtype, tile, config, capability)
             named = {"heads": name, "dtype": str(dtype).removeprefix("torch."), "capability": capability, "tile": tile}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import cycle
 from importlib.metadata import version
+from itertools import cycle
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def kernel_error(problem: Problem, config: Config = LAYOUT, out_dtype: torch.dty
 
 
 @needs_interpreter
-@pytest.mark.parametrize(("dims", "num_splits"), zip(HEADS, cycle([1, 2])), ids=str)
+@pytest.mark.parametrize(("dims", "num_splits"), list(zip(HEADS, cycle([1, 2]), strict=False)), ids=str)
 def test_kernel_equals_reference(dims: HeadDims, num_splits: int) -> None:
     """Slots that no chain names are NaN, and so is all of ``out``, of which rows without a tile stay so."""
     heads = 2 if dims.group == 1 and not dims.is_latent else 1
@@ -103,6 +103,18 @@ def test_keys_turn_by_the_positions_given() -> None:
     assert kernel_error(problem) < TOLERANCE
     ordinary = replace(problem, plan=replace(problem.plan, key_positions=None))
     assert relative_error(ordinary.run(LAYOUT), problem.solve()) > 100 * TOLERANCE
+
+
+@needs_interpreter
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("dims", [HeadDims(1, 40, 24, 24), HeadDims(2, 16, 32, 16, is_latent=True)], ids=str)
+def test_turning_once_changes_nothing(dims: HeadDims, is_moved: bool) -> None:
+    """Entries that belong to no chain, empty chains among them."""
+    works = (Work(0, ()), Work.last(40, 3), Work(0, ()), Work.last(7, 7))
+    problem = Problem.random(dims, works, is_moved=is_moved, spare=3, num_key_heads=1)
+    once = LAYOUT._replace(turns_once=True)
+    assert kernel_error(problem, once) < TOLERANCE
+    assert torch.equal(problem.run(once).nan_to_num(), problem.run(LAYOUT).nan_to_num())
 
 
 @needs_interpreter
@@ -304,8 +316,8 @@ def test_many_programs_give_the_same_every_time(num_splits: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_splits", [1, 3])
-def test_a_captured_graph_follows_its_plan(num_splits: int) -> None:
+@pytest.mark.parametrize(("num_splits", "turns_once"), [(1, False), (3, False), (2, True)])
+def test_a_captured_graph_follows_its_plan(num_splits: int, turns_once: bool) -> None:
     """Other chains, lengths and positions, written over the plan between replays."""
     from hypic_kernels.attention.plan import PlanSizes
 
@@ -327,7 +339,8 @@ def test_a_captured_graph_follows_its_plan(num_splits: int) -> None:
         [planned(Work.last(3, 3), *(Work.last(400, 30),) * 4), planned(Work.last(1999, 160))],
     )
     out = first.output()
-    arguments = {"cos": first.cos, "sin": first.sin, "scale": first.scale, "out": out}
+    config = default_config(first.dims, BF16, 4, 227 << 10)._replace(turns_once=turns_once)
+    arguments = {"cos": first.cos, "sin": first.sin, "scale": first.scale, "out": out, "config": config}
     attend(*first.arguments[:4], **arguments)  # type: ignore[arg-type]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
