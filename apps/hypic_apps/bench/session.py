@@ -12,16 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from hypic.config import EngineConfig
+from hypic.engine import forget as forgetting
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
+from hypic.engine.store.texts import Wanted
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams
@@ -111,8 +114,8 @@ class Session:
             _completion(inbox.get())
 
     def forget(self) -> None:
-        """Empties the store."""
-        self.call(lambda engine: engine.store.clear())
+        """Empties the store, all tiers of it."""
+        self.call(partial(forgetting.forget, wanted=Wanted(None, None, None)))
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -145,7 +148,7 @@ def session(geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed:
     with geometry.placed() as folder:
         runner = Runner.load(folder, config)
         source = _source(folder if geometry.folder is not None else None, runner, ids, seed)
-    engine = Engine(runner, NO_TEXT, config.max_running, config.max_step_tokens, config.store_bytes)
+    engine = Engine(runner, NO_TEXT, config.max_running, config.max_step_tokens, config.store_bytes, config.tiers)
     loop = EngineLoop(engine)
     del engine, runner
     try:

@@ -57,11 +57,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Repetition:
-    """One set of documents, in two orders, with a tail for each arm."""
+    """One set of documents, in two orders, with a tail for each arm; with ``is_in_turn`` the arms run in the order of
+    ``ARMS``, so that ``warm`` need not encode again what ``cold`` has encoded."""
 
     session: Session
     shape: Shape
     number: int
+    is_in_turn: bool = False
 
     def measure(self, arm: str, max_tokens: int = 1) -> Answered:
         """One run of an arm, and whatever has to come before it outside of what is timed.
@@ -79,9 +81,8 @@ class Repetition:
         return self.session.policy.with_(reuse=REUSE[arm])
 
     def prepared(self, arm: str) -> Pieces:
-        """Brings the store into the state that an arm starts from; the arm's prompt. Segments that ``cold`` has
-        encoded just before are found by ``warm`` as they are."""
-        if arm in ("prefix", "cold"):
+        """Brings the store into the state that an arm starts from; the arm's prompt."""
+        if arm in ("prefix", "cold") or not self.is_in_turn:
             self.session.forget()
         if arm == "prefix":
             self.session.ask(self._pieces("before", is_shuffled=False), self.policy(arm))
@@ -122,12 +123,12 @@ def measure(session: Session, shape: Shape, plan: Plan, progress: Callable[[str]
     """
     cell = Cell(shape, {arm: [] for arm in plan.arms})
     for number in range(-plan.warmup, 0):
-        _repeat(Repetition(session, shape, number), plan.arms, None)
+        _repeat(Repetition(session, shape, number, "cold" in plan.arms), plan.arms, None)
         progress(f"{shape.num_segments} x {shape.segment_tokens}: warm-up")
     _reset_peak(session)
     started = time.perf_counter()
     for number in range(plan.runs):
-        _repeat(Repetition(session, shape, number), plan.arms, cell)
+        _repeat(Repetition(session, shape, number, "cold" in plan.arms), plan.arms, cell)
         progress(f"{shape.num_segments} x {shape.segment_tokens}: {number + 1} of {plan.runs}")
         if time.perf_counter() - started > plan.budget_s:
             break
