@@ -121,8 +121,9 @@ def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
 
 def _folds(sent: Sent, counts: Counts, pool: Pool) -> Folds:
     chains = _chains(sent, "fold_", counts, pool)
-    sizes = {"num_initial": 1, "num_states": (counts.num_chunks, 1)}  # one identity, one zero
-    products = replace(chains, elements=sent["product_elements"], **sizes)
+    # One identity to begin with, one zero to be added.
+    num_states = (counts.num_chunks, 1)
+    products = replace(chains, elements=sent["product_elements"], num_initial=1, num_states=num_states)
     return Folds(chains, products, sent.long("fold_states"), sent.long("fold_transitions"))
 
 
