@@ -121,9 +121,8 @@ def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
 
 def _folds(sent: Sent, counts: Counts, pool: Pool) -> Folds:
     chains = _chains(sent, "fold_", counts, pool)
-    # One identity to begin with, one zero to be added.
-    num_states = (counts.num_chunks, 1)
-    products = replace(chains, elements=sent["product_elements"], num_initial=1, num_states=num_states)
+    sizes = {"num_initial": 1, "num_states": (counts.num_chunks, 1)}  # one identity, one zero
+    products = replace(chains, elements=sent["product_elements"], **sizes)
     return Folds(chains, products, sent.long("fold_states"), sent.long("fold_transitions"))
 
 

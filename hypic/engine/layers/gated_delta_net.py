@@ -18,7 +18,6 @@ from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers import delta_folds
 from hypic.engine.layers.conv import convolve_planned, convolve_rows
-from hypic.engine.layers.linear_kernels import placed
 from hypic.engine.layers.norm import GatedRMSNorm, l2_normalise, upcast
 from hypic.engine.layers.projections import Joined
 from hypic.engine.layers.rotary import Angles
@@ -120,8 +119,8 @@ class GatedDeltaNet(nn.Module):
         if plan.folds is not None:
             delta_folds.write(factors, plan.chunks, plan.folds, pool, layer)
         states, raw = pool.states[layer], torch.empty(v.shape, dtype=torch.float32, device=v.device)
-        entries, slots = placed(plan, pool, layer), plan.final_slots
-        maps = (entries.transition, entries.end_state)
+        maps = (pool.transitions[layer], states)
+        slots = plan.final_slots
         delta.scan(
             plan.slotted, factors, plan.chunks, maps, states, raw, before=states, final=states, final_slots=slots
         )

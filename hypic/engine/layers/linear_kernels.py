@@ -68,7 +68,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
     """States ``[before | final]`` of all chains, given the chunks' maps; entries and states are written to the pool."""
     if plan.folds is not None:
         _write_folds(maps, plan, pool, layer)
-    entries = placed(plan, pool, layer, moves, has_gate)
+    entries = _placed(plan, pool, layer, moves, has_gate)
     num, stored = plan.num_outputs, pool.states[layer]
     states = stored.new_empty((num + plan.chains.num_chains, *stored.shape[1:]))
     compose.compose(
@@ -84,7 +84,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
     return states
 
 
-def placed(plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None = None, has_gate: bool = False) -> Affine:
+def _placed(plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None, has_gate: bool) -> Affine:
     """Entries' maps as the chains name them: where they are stored, or gathered and moved to where they stand."""
     if moves is None:
         return Affine(pool.transitions[layer], pool.states[layer])
