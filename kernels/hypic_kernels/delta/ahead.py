@@ -40,8 +40,9 @@ def _of(case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
     maps, pool, slots = p.poisoned(), p.pool(), p.slots()
     stop = None if every else 1
     for lift in layout.lift_candidates(size, key_dim, value_dim)[:stop]:
-        launch = lifting_kernel.lift(*p.tokens, p.chunks, p.rule, maps, default_precision(dtype), lift)
-        yield f"lift {case} {lift}", launch
+        solve, multiply = lifting_kernel.lift(*p.tokens, p.chunks, p.rule, maps, default_precision(dtype), lift)
+        yield f"lift, solve {case} {lift}", solve
+        yield f"lift, multiply {case} {lift}", multiply
     for read in layout.read_candidates(size, key_dim, value_dim, True)[:stop]:
         arguments = (maps.query, maps.offset, p.states, p.chunks, p.chunks[:, 0], p.norm, p.v)
         yield f"read {case} {read}", reading_kernel.read(*arguments, "tf32x3", read)

@@ -132,6 +132,16 @@ def test_rows_around_a_chunk(lengths: tuple[int, ...], padding: int, backend: Ba
     check_lift(Shape(8, 8, 1, 1, 16, lengths, padding), backend, LIMIT[backend])
 
 
+@needs_interpreter
+@pytest.mark.parametrize("place", [2, 15, 16, 40, 63])
+def test_a_strong_decay_anywhere_in_a_chunk(place: int) -> None:
+    """Chunks are solved in halves: from one to the other a decay is a product of two."""
+    p = Problem.random(Shape(8, 8, 1, 1, 64, (64,), 0), is_raw=False)
+    p.g[place], p.g[place // 2] = -30000.0, -80.0
+    maps = lift(*p.tokens, p.chunks, rule=p.rule, out=p.poisoned(), backend="triton", precision="ieee")
+    assert max(map(relative_error, maps[1:], p.lifted()[1:])) < 1e-6 and not maps.transition.any()
+
+
 def test_a_strong_decay_does_not_blur_what_follows() -> None:
     """``e^(G_i - G_j)`` by differences of running sums would be off by 1e-3 behind a decay of e^-30000, in float32."""
     p = Problem.random(Shape(8, 8, 1, 1, 16, (16,), 0), is_raw=False)
