@@ -22,6 +22,7 @@ from hypic_kernels.delta.layout import (
     default_precision,
     lift_config,
     read_config,
+    read_precision,
     step_config,
 )
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, state_dtype
@@ -104,7 +105,7 @@ def read(
     *,
     places: Tensor | None = None,
     norm: GatedNorm | None = None,
-    precision: Precision = "tf32x3",
+    precision: Precision | None = None,
     backend: Backend = "auto",
     config: ReadConfig | None = None,
 ) -> Tensor:
@@ -113,7 +114,8 @@ def read(
     ``query``, ``offset`` and ``chunks`` as ``lift`` gives and takes them; ``states [P, Hv, K, V]`` float32, the state
     before chunk ``m`` at ``places[m]`` (int32), or at ``m`` without places; a negative place is a state of zeros. Rows
     of ``out``, of any floating type, that no chunk names are left as they are. ``norm`` is applied before rounding.
-    ``precision="bf16x3"`` carries 16 bits here: enough where ``out`` has 8.
+    ``precision`` of products: ``"ieee"``, ``"tf32x3"``, ``"bf16x3"``, which carries 16 bits here and is the default
+    where ``out`` keeps 8, or ``"bf16"``.
 
     Raises:
         DeltaError: shapes or types do not fit, or a layout cannot be addressed.
@@ -121,6 +123,7 @@ def read(
     check_chunks(chunks)
     check_out(out, query, offset, states, chunks, places)
     check_norm(norm, out)
+    precision = precision or read_precision(out.dtype)
     config = config or read_config(chunks.shape[1], query.shape[-1], offset.shape[-1], norm is not None)
     variant = ReadVariant.of(query, offset, states, out, norm, precision, config)
     if takes_kernel(backend, query.dtype, (query, offset, states)) and (backend == "triton" or is_trusted(variant)):

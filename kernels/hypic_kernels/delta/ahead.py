@@ -11,7 +11,7 @@ from hypic_kernels.delta import layout
 from hypic_kernels.delta import reading as reading_kernel
 from hypic_kernels.delta import stepping as stepping_kernel
 from hypic_kernels.delta import triton as lifting_kernel
-from hypic_kernels.delta.layout import default_precision
+from hypic_kernels.delta.layout import default_precision, read_precision
 from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.launch import Launch
 
@@ -45,7 +45,7 @@ def _of(case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
         yield f"lift, multiply {case} {lift}", multiply
     for read in layout.read_candidates(size, key_dim, value_dim, True)[:stop]:
         arguments = (maps.query, maps.offset, p.states, p.chunks, p.chunks[:, 0], p.norm, p.v)
-        yield f"read {case} {read}", reading_kernel.read(*arguments, "tf32x3", read)
+        yield f"read {case} {read}", reading_kernel.read(*arguments, read_precision(dtype), read)
     if size == 16:
         for step in layout.step_candidates(key_dim, value_dim)[:stop]:
             yield f"step {case} {step}", stepping_kernel.step(*p.tokens, pool, *slots, p.rule, p.norm, p.v, step)

@@ -109,7 +109,7 @@ class Bench:
         work = [_ReadWork.of(self.problem(case.lengths, case.size, seed)) for seed in range(case.num_sets)]
         exact = work[0].exact()
         num_bytes = work[0].num_bytes
-        precisions: tuple[Precision, ...] = ("tf32x3", "bf16x3")
+        precisions: tuple[Precision, ...] = ("bf16x3", "tf32x3")
         for precision in precisions:
             for config in read_candidates(case.size, self.key_dim, self.value_dim, True)[: self.num_configs]:
                 launches = [

@@ -61,11 +61,16 @@ def default_precision(dtype: torch.dtype) -> Precision:
     return "bf16x3" if dtype == torch.bfloat16 else "tf32x3"
 
 
+def read_precision(dtype: torch.dtype) -> Precision:
+    """For outputs of a type: where 8 bits are kept, 16 are enough."""
+    return "bf16x3" if dtype == torch.bfloat16 else "tf32x3"
+
+
 def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]:
     """Layouts worth measuring, the default first; every one of them is tested."""
     block, warps = _block(64, key_dim, value_dim), 2 if size > 16 else 1
     tall = min(2 * block, padded(key_dim))
-    shapes = [(block, block, 4, warps), (tall, block, 4, warps), (block, block, 8, 2 * warps)]
+    shapes = [(block, block, 4, warps), (tall, block, 4, warps), (block, max(16, block // 2), 4, 2 * warps)]
     return list(dict.fromkeys(LiftConfig(*shape) for shape in shapes))
 
 
@@ -77,11 +82,12 @@ def read_candidates(size: int, key_dim: int, value_dim: int, has_norm: bool) -> 
     """As ``lift_candidates``."""
     whole, block_k = padded(value_dim), _block(32, key_dim)
     widths = [whole] if has_norm else sorted({whole, min(64, whole)})
-    num_warps = 8 if size * whole > 64 * 64 else 4
-    found = [ReadConfig(block_k, width, num_warps, stages) for width in widths for stages in (2, 3, 1)]
-    found += [ReadConfig(max(16, block_k // 2), width, num_warps, 3) for width in widths]
-    found += [ReadConfig(block_k, width, 12 - num_warps, 2) for width in widths]
-    return list(dict.fromkeys(found))
+    # Four warps as long as they hold the outputs: eight would share 64 rows, and move them to another layout and back.
+    num_warps = 8 if size * whole > 64 * 128 else 4
+    kinds = [(block_k, num_warps, 3), (16, num_warps, 4), (16, num_warps, 1), (16, 12 - num_warps, 2)]
+    if size == 64:
+        kinds[:2] = kinds[1::-1]
+    return list(dict.fromkeys(ReadConfig(rows, width, *rest) for rows, *rest in kinds for width in widths))
 
 
 def read_config(size: int, key_dim: int, value_dim: int, has_norm: bool) -> ReadConfig:

@@ -83,9 +83,19 @@ def stored_by_wide(stored: tl.tensor, wide: tl.tensor, PRECISION: tl.constexpr) 
 
 @jit
 def both_wide(left: tl.tensor, right: tl.tensor, total: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
-    """``total + left right`` of two fp32 operands."""
+    """``total + left right`` of two fp32 operands.
+
+    ``bf16x3`` is spelt out: the compiler's own moves the accumulator to another layout and back for each product.
+    """
     if PRECISION == "bf16":
         total = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), acc=total)
+    elif PRECISION == "bf16x3":
+        first, other_first = left.to(tl.bfloat16), right.to(tl.bfloat16)
+        second = (left - first.to(tl.float32)).to(tl.bfloat16)
+        other_second = (right - other_first.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(second, other_first, acc=total)
+        total = tl.dot(first, other_second, acc=total)
+        total = tl.dot(first, other_first, acc=total)
     else:
         total = tl.dot(left, right, acc=total, input_precision=PRECISION)
     return total
