@@ -25,7 +25,7 @@ from hypic_kernels.delta import reference
 from hypic_kernels.delta.check import EPSILON
 from hypic_kernels.delta.layout import lift_candidates, read_candidates, step_candidates
 from hypic_kernels.delta.problem import Problem, Shape
-from hypic_kernels.delta.rule import TOLERANCE, Maps, Precision
+from hypic_kernels.delta.rule import PRECISIONS, TOLERANCE, Maps, Precision
 from hypic_kernels.timing import copy_bytes_per_s, replayed_s
 from hypic_kernels.trust import relative_error
 
@@ -60,6 +60,7 @@ class Bench:
     value_dim: int = 128
     repeats: int = 20
     num_configs: int = 3
+    precisions: tuple[Precision, ...] = ("bf16x3",)
     device: str = "cuda"
 
     def problem(self, lengths: tuple[int, ...], size: int, seed: int) -> Problem:
@@ -87,8 +88,7 @@ class Bench:
         outs = [problem.poisoned() for problem in problems]
         exact = [tensor.float() for tensor in lifted(problems[0])]
         num_bytes = sum(tensor.nbytes for tensor in (*problems[0].tokens, *outs[0]))
-        precisions: tuple[Precision, ...] = ("bf16x3", "bf16")
-        for precision in precisions:
+        for precision in self.precisions:
             for config in lift_candidates(case.size, self.key_dim, self.value_dim)[: self.num_configs]:
                 launches = [
                     kernel.lift(*p.tokens, p.chunks, p.rule, out, precision, config)
@@ -109,8 +109,7 @@ class Bench:
         work = [_ReadWork.of(self.problem(case.lengths, case.size, seed)) for seed in range(case.num_sets)]
         exact = work[0].exact()
         num_bytes = work[0].num_bytes
-        precisions: tuple[Precision, ...] = ("bf16x3", "tf32x3")
-        for precision in precisions:
+        for precision in self.precisions:
             for config in read_candidates(case.size, self.key_dim, self.value_dim, True)[: self.num_configs]:
                 launches = [
                     kernel.read(
@@ -213,6 +212,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--only", choices=names, action="append", help="all, unless given")
     parser.add_argument("--rows", type=int, action="append", help="of decode; 1, 16 and 64 unless given")
     parser.add_argument("--configs", type=int, default=3, help="layouts of each kind that are built and timed")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, action="append", help="of lift and read; bf16x3 unless given"
+    )
     parser.add_argument("--best", action="store_true", help="the fastest layout of each kind only, and faults")
     given = parser.parse_args(words)
     if not available() or interpreted():
@@ -224,7 +226,8 @@ def main(words: Sequence[str]) -> int:
     about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
     print(json.dumps({**about, "copy_bytes_per_s": copy_bytes_per_s(10)}), flush=True)
     best: dict[tuple[object, ...], dict[str, Any]] = {}
-    for result in _rows(Bench(num_configs=given.configs), given.only or names, given.rows or (1, 16, 64)):
+    bench = Bench(num_configs=given.configs, precisions=tuple(given.precision or Bench.precisions))
+    for result in _rows(bench, given.only or names, given.rows or (1, 16, 64)):
         if not given.best or "time_s" not in result:
             print(json.dumps(result), flush=True)
             continue

@@ -378,6 +378,8 @@ def lift(
             **shared, "SIZE": half, "LEVELS": half.bit_length() - 1, "RAW": rule.A_log is not None,
             "NORMALISE": rule.normalise, "INNER": "ieee" if precision == "ieee" else "tf32x3",
             "BLOCK": min(padded(key_dim), 128 // k.element_size()),
+            # Its products of stored numbers are the same for both of these, so that one kernel is built.
+            "PRECISION": "bf16" if precision == "bf16x3" else precision,
         },
         config.solve_warps,
     )  # fmt: skip

@@ -139,6 +139,11 @@ def test_layouts_pad_little(dims: tuple[int, int]) -> None:
         assert layout.padded(dims[1]) % step_config.block_v == 0
 
 
+def test_outputs_of_eight_bits_take_products_of_sixteen() -> None:
+    assert layout.read_precision(torch.bfloat16) == "bf16x3"
+    assert {layout.read_precision(dtype) for dtype in (torch.float32, torch.float16)} == {"tf32x3"}
+
+
 # -- trust ---------------------------------------------------------------------------------------------------------
 
 
