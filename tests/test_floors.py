@@ -27,6 +27,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.affine",),
     ("hypic.engine.linear",),
     ("hypic.engine.segment",),
+    ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),
     ("hypic.engine.pool",),
     ("hypic.engine.plan",),
