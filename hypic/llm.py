@@ -57,7 +57,14 @@ class LLM(Keeping):
         self.model_name = model if model is not None else checkpoints.BUNDLED
         tokenizer, runner = Tokenizer(folder), Runner.load(folder, config)
         self.max_context, self.fingerprint = runner.max_context, runner.identity.fingerprint
-        engine = Engine(runner, _vocabulary(tokenizer), config.max_running, config.max_step_tokens, config.store_bytes)
+        engine = Engine(
+            runner,
+            _vocabulary(tokenizer),
+            config.max_running,
+            config.max_step_tokens,
+            config.store_bytes,
+            config.tiers,
+        )
         engine.admission.expiry.ttl_s = config.ttl_s
         super().__init__(config, tokenizer, runner.identity, EngineLoop(engine))
         # A model that is dropped without being closed gives its memory back too.

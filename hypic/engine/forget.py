@@ -43,7 +43,9 @@ def forget(engine: Engine, wanted: Wanted) -> tuple[Forgotten, Texts]:
 
 
 def _under_way(engine: Engine) -> Iterator[CachedSegment]:
-    return (job.entry for job in engine.admission.encoding.values())
+    jobs = engine.admission.jobs
+    yield from (job.entry for job in jobs.encoding.values())
+    yield from (job.entry for job in jobs.loading.values())
 
 
 def _requests(engine: Engine) -> Iterator[Request]:

@@ -99,5 +99,5 @@ class CachedSegment:
 
     @property
     def num_saved(self) -> int:
-        """Tokens that a hit does not compute."""
-        return max(1, self.num_cached if self.num_own is None else self.num_own)
+        """Tokens that a hit does not compute: a segment is encoded with its seam."""
+        return max(1, len(self.ids) if self.num_own is None else self.num_own)

@@ -63,14 +63,14 @@ class DeviceStore:
         self._counts["hits"] += hits
         self._counts["misses"] += misses
 
-    def put(self, entry: CachedSegment) -> None:
+    def put(self, entry: CachedSegment, is_new: bool = True) -> None:
         """Take over an entry's pages and slots. A key that is there already keeps its first entry."""
         if entry.is_forgotten and entry.pins:
             return  # goes with its last user
         if entry.is_forgotten or entry.key in self:
             self.release(entry)
             return
-        self._counts["stored"] += 1
+        self._counts["stored"] += is_new
         if entry.pins:
             self._pinned[entry.key] = entry
             return

@@ -14,6 +14,7 @@ from safetensors.torch import load as load_safetensors
 
 from hypic.engine.segment import CachedSegment, Identity
 from hypic.engine.store import encoding, image
+from hypic.engine.store.header import CHECKSUM
 from hypic.engine.store.image import EntryImage
 from hypic.errors import StoreCorrupt
 from tests.engine.store.conftest import IDENTITY, LAYOUT, make_entry, make_image, make_pool, same_images
@@ -117,7 +118,7 @@ def forged(change: dict[str, object], tensors: dict[str, object] | None = None) 
     text += b" " * (-(8 + len(text)) % 64)
     buffer = encoding.as_buffer(bytearray(len(text).to_bytes(8, "little") + text + data[8 + length :]))
     digits = encoding.as_buffer(encoding.checksum(buffer).encode())
-    buffer[encoding.CHECKSUM] = digits
+    buffer[CHECKSUM] = digits
     return buffer
 
 
