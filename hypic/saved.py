@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypic.engine.segment import Label
-from hypic.engine.store import encoding
+from hypic.engine.store import encoding, erasing
 from hypic.engine.store.files import File, files_in, folders_in, key_of, mapped, read_about, strays, unlinked
 from hypic.engine.store.texts import Texts, Wanted
 from hypic.errors import ConfigError, StoreCorrupt
@@ -168,19 +168,6 @@ def _verified(entry: SavedEntry) -> SavedEntry | Damaged:
 
 def _forget_in(folder: Path, wanted: Wanted) -> int:
     """In one model's folder: ids of different models have nothing to do with each other."""
-    found = [_entry(file) for file in files_in(str(folder)) if key_of(file.path) is not None]
-    kept = [entry for entry in found if isinstance(entry, SavedEntry)]
     texts = Texts(wanted)
-    for entry in kept:
-        if wanted.fits(entry.labels):
-            texts.add(_ids(entry.path))
-    doomed = [e for e in kept if wanted.fits(e.labels) or (texts.needles and texts.doom(_ids(e.path), e.labels))]
-    return remove(doomed)
-
-
-def _ids(path: str) -> tuple[int, ...]:
-    """A file's token ids; the rest of it is not read. A file that cannot be read has none."""
-    try:
-        return encoding.decode(mapped(path), verify=False).ids
-    except (StoreCorrupt, OSError):
-        return ()
+    erasing.gather(folder, texts)
+    return len(erasing.erase(folder, texts))

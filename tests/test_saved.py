@@ -320,7 +320,7 @@ def test_warmed_passages_are_hits_when_they_are_asked_about(
     monkeypatch.setattr("hypic.engine.store.costs.Costs.objection", lambda self, *args: "")
     ask = ["ask", "Who grinds rye for the town?", str(corpus), "--k", "1", "--max-tokens", "2"]
     found = told(capsys, *ask, "--model", str(folder), "--store", f"disk://{root}?size=64MiB", *SMALL)
-    assert [(s["outcome"], s["source"]) for s in found["questions"][0]["segments"]] == [("hit", "copy.md")]
+    assert [s["outcome"] for s in found["questions"][0]["segments"]] == ["hit"]
 
 
 def test_a_rehearsal_writes_nothing(folder: Path, root: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
