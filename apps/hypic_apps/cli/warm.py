@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from hypic import LLM, Segment
 
+    # A key, and a segment with its bytes.
+    Missing = tuple[str, tuple[Segment, int]]
+
 SUMMARY = "encode a corpus ahead, into a store on disk"
 EXAMPLES = """
 hypic warm handbook.md notes/ --store "disk:///var/cache/hypic?size=20GiB"
@@ -30,7 +33,7 @@ hypic ask "Who leads it?" notes/ --store "disk://~/hypic?size=2GiB"
 DETAILS = """Files are cut into passages as hypic ask cuts them. What the store has is not
 encoded again, so a broken-off run is taken up where it ended. A corpus that is
 larger than the store is refused before anything is encoded."""
-AT_ONCE = 64
+AT_ONCE, MOST_BYTES = 64, 2**29
 SAMPLE = 8
 BLOCK_BYTES = 4096
 FILE_BYTES = 8192
@@ -197,8 +200,18 @@ def _encode(llm: LLM, work: Work, done: Done, console: Console, root: Path) -> N
     _check_written(work, root)
 
 
-def _batches(missing: Sequence[tuple[str, tuple[Segment, int]]]) -> Iterator[Sequence[tuple[str, tuple[Segment, int]]]]:
-    return (missing[start : start + AT_ONCE] for start in range(0, len(missing), AT_ONCE))
+def _batches(missing: Sequence[Missing]) -> Iterator[Sequence[Missing]]:
+    """As many at a time as share the engine's steps well, and no more than may wait to be written."""
+    batch: list[Missing] = []
+    held = 0
+    for one in missing:
+        if batch and (len(batch) == AT_ONCE or held + one[1][1] > MOST_BYTES):
+            yield batch
+            batch, held = [], 0
+        batch.append(one)
+        held += one[1][1]
+    if batch:
+        yield batch
 
 
 def _check_written(work: Work, root: Path) -> None:
