@@ -69,7 +69,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.tool_calls",),
     ("hypic.stream",),
     ("hypic.turns", "hypic.warming"),
-    ("hypic.keeping",),
+    ("hypic.keeping", "hypic.saved"),
     ("hypic.llm",),
     ("hypic.shared",),
     ("hypic.trace",),
