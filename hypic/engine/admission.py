@@ -143,7 +143,7 @@ class Admission:
         held = request.held
         assert held is not None, "a snapshot is taken of what a request holds"
         slots = held.slots[:length].copy()
-        pages = np.unique(slots // self.pool.page_size).tolist()
+        pages = self.pool.pages_of(slots)
         self.pool.share_pages(pages)
         own = len(set(pages) & set(held.pages))
         num_bytes = self.pool.layout.state_bytes + own * self.pool.page_bytes

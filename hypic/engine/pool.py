@@ -11,7 +11,7 @@ Pages are reference counted, since a snapshot shares them with the segments it c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -217,19 +217,19 @@ class Pool:
         self._references[pages] = 1
         return pages
 
-    def share_pages(self, pages: Iterable[int]) -> None:
+    def share_pages(self, pages: Sequence[int]) -> None:
         """One more reference to each page."""
-        for page in pages:
-            assert self._references[page] > 0, f"page {page} is free and cannot be shared"
-            self._references[page] += 1
+        shared = np.asarray(pages, dtype=np.int64)
+        assert (self._references[shared] > 0).all(), "a page that is free cannot be shared"
+        np.add.at(self._references, shared, 1)
 
-    def drop_pages(self, pages: Iterable[int]) -> None:
+    def drop_pages(self, pages: Sequence[int]) -> None:
         """One reference less; a page without any is free again."""
-        for page in pages:
-            assert self._references[page] > 0, f"page {page} is freed twice"
-            self._references[page] -= 1
-            if self._references[page] == 0:
-                self._pages.append(page)
+        dropped = np.asarray(pages, dtype=np.int64)
+        np.subtract.at(self._references, dropped, 1)
+        left = self._references[dropped]
+        assert (left >= 0).all(), "a page is freed twice"
+        self._pages += dict.fromkeys(dropped[left == 0].tolist())
 
     def take_state(self) -> int:
         return self._states.pop()
@@ -244,6 +244,11 @@ class Pool:
     def drop_transition(self, slot: int) -> None:
         assert slot not in self._transitions[-64:], f"transition slot {slot} is freed twice"
         self._transitions.append(slot)
+
+    def pages_of(self, slots: Slots) -> list[int]:
+        """Pages that token slots ``[n]`` lie in, each once; neighbours mostly share one."""
+        pages = slots // self.page_size
+        return sorted(set(pages[np.flatnonzero(np.diff(pages, prepend=-1))].tolist()))
 
     def slots_of(self, pages: Sequence[int], num_tokens: int) -> Slots:
         """Token slots ``[num_tokens]`` of a run of pages."""

@@ -129,7 +129,7 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
 
 @torch.inference_mode()
 def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) -> Graphs | None:
-    if pool.device.type != "cuda" or not config.graphs or (pool.layout.attention and not geometry.paged):
+    if pool.device.type != "cuda" or not config.graphs or not model.is_recordable:
         return None
     graphs = Graphs(model, pool, geometry)
     graphs.record(config.max_running, config.max_step_tokens)
