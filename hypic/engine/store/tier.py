@@ -25,6 +25,7 @@ class Stored:
     expires_s: float | None = None
     is_snapshot: bool = False
     num_kept_heads: tuple[int, int] = (0, 0)
+    hits: int = 0
 
     @classmethod
     def of(cls, about: About, num_bytes: int) -> Stored:
