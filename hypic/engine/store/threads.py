@@ -25,8 +25,8 @@ class Pending:
     """An entry that is being fetched. ``is_over`` once it is read or lost; ``image`` stays ``None`` if it is lost.
 
     ``is_claimed``: pages and slots are waiting for it; ``is_unwanted``: it was forgotten meanwhile; ``is_extra``: it is
-    not worth waiting for. ``began`` and ``event`` are when the copies into the device begin and end: the device's events,
-    or times.
+    not worth waiting for. ``began`` and ``event`` are when the copies into the device begin and end: the device's
+    events, or times.
     """
 
     key: bytes
