@@ -29,7 +29,7 @@ from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 SUMMARY = "time to first token by where the segments are: device, host, disk, nowhere"
 EXAMPLES = """
 hypic bench tiers
-hypic bench tiers --geometry qwen3.5-4b --segment-tokens 256,512,1024 --disk-size 40GiB
+hypic bench tiers --geometry qwen3.5-4b --segments 4 --disk-size 40GiB
 """
 DETAILS = """Loading from a tier against encoding anew, and what the engine chooses. The disk
 tier is a new folder under --folder, removed afterwards."""
