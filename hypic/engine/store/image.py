@@ -111,9 +111,14 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
 
 
 def _export_linear(pool: Pool, layer: int, entry: CachedSegment) -> LinearPart:
-    transition = None if entry.transition_slot is None else _copied(pool.transitions[layer][entry.transition_slot])
+    state, tail = pool.states[layer][entry.state_slot], _copied(pool.tails[layer][entry.state_slot])
+    if entry.transition_slot is None:  # a snapshot is never rounded
+        return LinearPart(None, _copied(state), tail)
+    transition, form = pool.transitions[layer][entry.transition_slot], pool.form
+    heads = form.kept_heads(transition)
+    kept = transition if heads is None else transition[heads.long()]
     return LinearPart(
-        transition, _copied(pool.states[layer][entry.state_slot]), _copied(pool.tails[layer][entry.state_slot])
+        _copied(form.at_rest(kept)), _copied(form.at_rest(state)), tail, None if heads is None else heads.cpu()
     )
 
 
