@@ -15,7 +15,7 @@ from hypic.engine.store.header import About
 class Stored:
     """One entry of a tier, without its tensors; ``num_bytes`` as they count against the budget.
 
-    ``num_kept_heads`` are the heads whose transitions are stored, of how many.
+    ``num_kept_heads`` are the heads whose transitions are stored, of how many; ``hits`` are told by ``entries`` alone.
     """
 
     key: bytes
@@ -25,6 +25,7 @@ class Stored:
     expires_s: float | None = None
     is_snapshot: bool = False
     num_kept_heads: tuple[int, int] = (0, 0)
+    hits: int = 0
 
     @classmethod
     def of(cls, about: About, num_bytes: int) -> Stored:
