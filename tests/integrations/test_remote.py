@@ -21,7 +21,8 @@ pytest.importorskip("httpx")
 from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError, HypicError, PromptError, PromptTooLong, UnsupportedModel, WorkerLost
 from hypic.integrations.remote import RemoteEngine
-from hypic.types import CacheReport, Forgotten, TextEngine
+from hypic.kept import Forgotten
+from hypic.types import CacheReport, TextEngine
 from hypic_apps.server.app import create_app
 from tests.apps.cli_files import checkpoint
 from tests.apps.server.serving import in_thread, until
