@@ -104,11 +104,11 @@ class Tiered:
         if not pending.is_over or pending.image is None:
             return pending.is_over
         if pending.event is None:
-            pending.began_s = time.perf_counter()
-            pending.event = self._copy(pending.image, entry)
+            pending.began = time.perf_counter()
+            pending.event = self._copy(pending, pending.image, entry)
         if isinstance(pending.event, torch.cuda.Event) and not pending.event.query():  # type: ignore[no-untyped-call]
             return False
-        self.costs.install.see(pending.num_bytes, time.perf_counter() - pending.began_s)
+        self.costs.install.see(pending.num_bytes, _seconds_of(pending))
         entry.labels |= pending.image.labels
         times = [time_s for time_s in (entry.expires_s, pending.image.expires_s) if time_s is not None]
         entry.expires_s = min(times, default=None)
@@ -287,15 +287,16 @@ class Tiered:
         while len(self._reasons) > MAX_REASONS:
             self._reasons.popitem(last=False)
 
-    def _copy(self, found: image.EntryImage, entry: CachedSegment) -> object:
+    def _copy(self, pending: Pending, found: image.EntryImage, entry: CachedSegment) -> object:
         """On a GPU behind what runs now, beside what runs next; the event tells when."""
         if self._side is None:
             image.install(self.pool, found, entry)
-            return True
+            return time.perf_counter()
         self._side.wait_stream(torch.cuda.current_stream(self.pool.device))
+        pending.began, event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._side):
+            pending.began.record(self._side)
             image.install(self.pool, found, entry)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._side)
         return event
 
@@ -303,7 +304,8 @@ class Tiered:
         return key in self.writer or all(key in tier for tier in self.tiers if tier.blocks)
 
     def _exported(self, entry: CachedSegment) -> Tensor:
-        return encoding.encode(image.export(self.pool, entry, self.identity), pin=self._side is not None)
+        found = image.view(self.pool, entry, self.identity)
+        return encoding.encode(found, pin=self._side is not None, has_checksum=False)
 
     def _leaving(self, entry: CachedSegment) -> None:
         """The device evicts an entry."""
@@ -319,3 +321,11 @@ class Tiered:
         for tier in faster:
             tier.put(key, buffer)
         self.keep(key, buffer)
+
+
+def _seconds_of(pending: Pending) -> float:
+    """What the copies into the device took, once they are over."""
+    if isinstance(pending.event, torch.cuda.Event) and isinstance(pending.began, torch.cuda.Event):
+        return float(pending.began.elapsed_time(pending.event)) / 1e3
+    assert isinstance(pending.event, float) and isinstance(pending.began, float), "the host's clock was read"
+    return pending.event - pending.began
