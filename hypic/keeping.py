@@ -20,9 +20,10 @@ from hypic.engine.segment import Identity
 from hypic.engine.store.texts import Wanted
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import ConfigError
+from hypic.kept import CachedEntry, Forgetful, Forgotten
 from hypic.registry import Registry
 from hypic.stream import Inbox
-from hypic.types import CachedEntry, CacheReport, Forgetful, Forgotten, Policy, Segment
+from hypic.types import CacheReport, Policy, Segment
 from hypic.warming import warm, warm_pieces
 
 

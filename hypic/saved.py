@@ -18,8 +18,8 @@ from hypic.engine.store import encoding, erasing
 from hypic.engine.store.files import File, files_in, folders_in, key_of, mapped, read_about, strays, unlinked
 from hypic.engine.store.texts import Texts, Wanted
 from hypic.errors import ConfigError, StoreCorrupt
+from hypic.kept import Forgotten
 from hypic.store_spec import TierSpec, parse_store
-from hypic.types import Forgotten
 
 
 @dataclass(frozen=True)

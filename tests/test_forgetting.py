@@ -12,7 +12,8 @@ import pytest
 
 from hypic import LLM, EngineConfig, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError
-from hypic.types import CacheReport, Forgotten
+from hypic.kept import Forgotten
+from hypic.types import CacheReport
 from hypic_retriever import Index
 from tests.checkpoints import add_tokenizer, qwen
 

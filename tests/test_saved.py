@@ -17,8 +17,9 @@ import pytest
 
 from hypic import LLM, Prompt, SamplingParams, Segment, saved
 from hypic.errors import ConfigError
+from hypic.kept import Forgotten
 from hypic.saved import Damaged, SavedEntry
-from hypic.types import CacheReport, Forgotten
+from hypic.types import CacheReport
 from hypic_apps.cli.main import main
 from tests.checkpoints import add_tokenizer, qwen
 

@@ -16,7 +16,7 @@ from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment, label_of
 from hypic.engine.store import erasing
 from hypic.engine.store.texts import Texts, Wanted
-from hypic.types import Forgotten
+from hypic.kept import Forgotten
 
 
 def forget(engine: Engine, wanted: Wanted) -> tuple[Forgotten, Texts]:

@@ -10,7 +10,7 @@ from hypic.engine.engine import Engine
 from hypic.engine.segment import CachedSegment, Label
 from hypic.engine.store.texts import Wanted
 from hypic.engine.store.tier import Stored
-from hypic.types import CachedEntry
+from hypic.kept import CachedEntry
 
 
 def entries(engine: Engine) -> list[CachedEntry]:

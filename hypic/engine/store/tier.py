@@ -15,7 +15,7 @@ from hypic.engine.store.header import About
 class Stored:
     """One entry of a tier, without its tensors; ``num_bytes`` as they count against the budget.
 
-    ``num_kept_heads`` are the heads whose transitions are stored, of how many.
+    ``num_kept_heads`` are the heads whose transitions are stored, of how many; ``hits`` are told by ``entries`` alone.
     """
 
     key: bytes

@@ -18,11 +18,10 @@ from hypic.errors import (
     UnsupportedModel,
     WorkerLost,
 )
+from hypic.kept import CachedEntry, Forgotten
 from hypic.types import (
-    CachedEntry,
     CacheReport,
     Completion,
-    Forgotten,
     Policy,
     Prompt,
     PromptLike,
