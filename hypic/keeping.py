@@ -20,9 +20,10 @@ from hypic.engine.segment import Identity
 from hypic.engine.store.texts import Wanted
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import ConfigError
+from hypic.kept import CachedEntry, Forgetful, Forgotten
 from hypic.registry import Registry
 from hypic.stream import Inbox
-from hypic.types import CachedEntry, CacheReport, Forgetful, Forgotten, Policy, Segment
+from hypic.types import CacheReport, Policy, Segment
 from hypic.warming import warm, warm_pieces
 
 
@@ -67,18 +68,18 @@ class Keeping:
             pass
 
     def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
-        """Forget the texts that match all of what is given, or everything; how much of what went.
+        """Forget the texts that match all of what is given, or all that is cached; how much of what went.
 
         Their entries go, every entry and snapshot that holds their tokens, what is still being encoded or waits to
-        be written, known texts in flat prompts, and passages of attached indexes. Requests under way are answered and
-        leave nothing behind.
+        be written, files, known texts in flat prompts, and passages of attached indexes that match. Requests under way
+        are answered and leave nothing behind.
         """
         wanted = Wanted(source, name, namespace)
         num_texts = self._forget_known(wanted)
         found, texts = self._loop.call(partial(forgetting.forget, wanted=wanted))
         self.tokenizer.forget(texts.within if not wanted.is_all else None)
         labels = {"source": source, "name": name, "namespace": namespace}
-        num_passages = sum(index.forget(**labels) for index in self._attached)
+        num_passages = 0 if wanted.is_all else sum(index.forget(**labels) for index in self._attached)
         return replace(found, num_texts=num_texts, num_passages=num_passages)
 
     def attach(self, index: Forgetful) -> None:

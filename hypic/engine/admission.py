@@ -208,6 +208,7 @@ class Admission:
             entry = None if planned.key is None else self.store.find(planned.key)
             if entry is not None:
                 self.expiry.label(entry, planned.segment)
+                self.tiers.renamed(entry)
         labels = request.plan.labels(found.start)
         self.expiry.label_snapshot(found.snapshot, labels, [planned.segment for planned in within], ())
 
@@ -238,6 +239,7 @@ class Admission:
             held.entries[entry.key], held.last[entry.key] = entry, span.stop
             held.slots[span.start : span.stop] = entry.kv_slots
             self.expiry.label(entry, request.plan.segments[span.number].segment)
+            self.tiers.renamed(entry)
             if held.in_pieces and request.plan.policy.deterministic:
                 break
         if not held.wanted:

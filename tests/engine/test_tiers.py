@@ -77,8 +77,7 @@ def test_an_entry_is_bit_equal_in_every_tier(name: str, dtype: str, bench: Make,
 
 def evicted(engine: Bench) -> None:
     """As when memory is short: everything idle goes the way of an eviction."""
-    while engine.store._evict("states"):
-        pass
+    engine.store.demote_all()
     assert engine.store.stats.num_entries == 0
 
 

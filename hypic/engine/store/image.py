@@ -8,7 +8,8 @@ transitions that were dropped are left out (``LinearPart.heads``). How an image 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,8 +91,18 @@ def _named(image: EntryImage) -> Iterator[tuple[str, Tensor]]:
 
 def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
     """What the pool holds of an entry, copied to the host."""
+    found = view(pool, entry, identity)
+    return replace(
+        found,
+        linear=tuple(LinearPart(*map(_copied, (p.transition, p.end_state, p.tail, p.heads))) for p in found.linear),
+        attention=tuple(AttentionPart(part.keys.cpu(), part.values.cpu()) for part in found.attention),
+    )
+
+
+def view(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
+    """An entry where it lies: good until the pool is written to, and cheap for who copies it elsewhere."""
     slots = torch.from_numpy(entry.kv_slots).to(pool.device)
-    linear = tuple(_export_linear(pool, layer, entry) for layer in range(len(pool.layout.linear)))
+    linear = tuple(_view_linear(pool, layer, entry) for layer in range(len(pool.layout.linear)))
     pairs = [pool.read_kv(layer, slots) for layer in range(len(pool.layout.attention))]
     return EntryImage(
         key=entry.key,
@@ -99,7 +110,7 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
         seam=len(entry.ids) - entry.num_cached,
         identity=identity,
         linear=linear,
-        attention=tuple(AttentionPart(keys.cpu(), values.cpu()) for keys, values in pairs),
+        attention=tuple(AttentionPart(keys, values) for keys, values in pairs),
         is_snapshot=entry.is_snapshot,
         deterministic=entry.deterministic,
         namespace=entry.namespace,
@@ -110,14 +121,19 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
     )
 
 
-def _export_linear(pool: Pool, layer: int, entry: CachedSegment) -> LinearPart:
-    transition = None if entry.transition_slot is None else _copied(pool.transitions[layer][entry.transition_slot])
-    return LinearPart(
-        transition, _copied(pool.states[layer][entry.state_slot]), _copied(pool.tails[layer][entry.state_slot])
-    )
+def _view_linear(pool: Pool, layer: int, entry: CachedSegment) -> LinearPart:
+    state, tail = pool.states[layer][entry.state_slot], pool.tails[layer][entry.state_slot]
+    if entry.transition_slot is None:  # a snapshot is never rounded
+        return LinearPart(None, state, tail)
+    transition, form = pool.transitions[layer][entry.transition_slot], pool.form
+    heads = form.kept_heads(transition)
+    kept = transition if heads is None else transition[heads.long()]
+    return LinearPart(form.at_rest(kept), form.at_rest(state), tail, heads)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copied(tensor: Any) -> Any:
+    if tensor is None:
+        return None
     return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
 
 
