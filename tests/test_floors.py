@@ -103,6 +103,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "langgraph": ("hypic.integrations.langchain", *_FRAMEWORK_USERS),
     "llama_index": ("hypic.integrations.llamaindex", *_FRAMEWORK_USERS),
     "httpx": ("hypic.integrations.remote",),
+    "xxhash": ("hypic.engine.store",),
 }
 
 

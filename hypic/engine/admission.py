@@ -252,6 +252,7 @@ class Admission:
             name=planned.segment.name,
             source=planned.segment.source,
             namespace=planned.segment.namespace,
+            deterministic=request.plan.policy.deterministic,
         )
         slots = np.concatenate([pool.slots_of(seam_pages, seam), interior])
         return Encode(entry, seam, slots, seam_pages, pool.take_state(), base, request.plan.policy.deterministic)

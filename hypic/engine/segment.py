@@ -55,6 +55,7 @@ class CachedSegment:
     name: str | None = None
     source: str | None = None
     namespace: str | None = None
+    deterministic: bool = False
     pins: int = field(default=0)
 
     @property
