@@ -17,6 +17,8 @@ from hypic.engine.pool import Layout, LinearShape, Need, Pool
 from hypic.engine.segment import CachedSegment, Identity
 from hypic.errors import StoreCorrupt
 
+HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class LinearPart:
@@ -86,10 +88,10 @@ def _named(image: EntryImage) -> Iterator[tuple[str, Tensor]]:
         yield f"attention.{number}.values", kept.values
 
 
-def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
-    """What the pool holds of an entry, copied to the host."""
+def export(pool: Pool, entry: CachedSegment, identity: Identity, device: torch.device = HOST) -> EntryImage:
+    """What the pool holds of an entry, copied to the host, or to another ``device``, its own included."""
     slots = torch.from_numpy(entry.kv_slots).to(pool.device)
-    linear = tuple(_export_linear(pool, layer, entry) for layer in range(len(pool.layout.linear)))
+    linear = tuple(_export_linear(pool, layer, entry, device) for layer in range(len(pool.layout.linear)))
     pairs = [pool.read_kv(layer, slots) for layer in range(len(pool.layout.attention))]
     return EntryImage(
         key=entry.key,
@@ -97,7 +99,7 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
         seam=len(entry.ids) - entry.num_cached,
         identity=identity,
         linear=linear,
-        attention=tuple(AttentionPart(keys.cpu(), values.cpu()) for keys, values in pairs),
+        attention=tuple(AttentionPart(keys.to(device), values.to(device)) for keys, values in pairs),
         is_snapshot=entry.is_snapshot,
         deterministic=entry.deterministic,
         namespace=entry.namespace,
@@ -106,15 +108,17 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
     )
 
 
-def _export_linear(pool: Pool, layer: int, entry: CachedSegment) -> LinearPart:
-    transition = None if entry.transition_slot is None else _copied(pool.transitions[layer][entry.transition_slot])
+def _export_linear(pool: Pool, layer: int, entry: CachedSegment, device: torch.device) -> LinearPart:
+    state, transition = entry.state_slot, entry.transition_slot
     return LinearPart(
-        transition, _copied(pool.states[layer][entry.state_slot]), _copied(pool.tails[layer][entry.state_slot])
+        None if transition is None else _copied(pool.transitions[layer][transition], device),
+        _copied(pool.states[layer][state], device),
+        _copied(pool.tails[layer][state], device),
     )
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+def _copied(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.clone() if tensor.device == device else tensor.to(device)
 
 
 def need(pool: Pool, image: EntryImage) -> Need:
