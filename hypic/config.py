@@ -34,7 +34,8 @@ class EngineConfig:
     share of what is free as a float in (0, 1); half by default. ``store`` caps what unpinned
     entries may hold in it (``"device://2GiB"``; by default all that requests do not use).
     ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
-    adapter, a folder or a repository, merged into the weights when they are loaded.
+    adapter, a folder or a repository, merged into the weights when they are loaded. ``workers`` counts processes with a
+    replica of the model each, this one included; ``memory`` in bytes and ``threads`` are each one's own.
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -53,11 +54,12 @@ class EngineConfig:
     load_format: str = "safetensors"
     adapter: str | None = None
     threads: int | None = None
+    workers: int = 1
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
-        for name in ("max_running", "max_step_tokens", "page_size", "max_context", "threads"):
+        for name in ("max_running", "max_step_tokens", "page_size", "max_context", "threads", "workers"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number, 1 or more.")

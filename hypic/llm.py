@@ -15,11 +15,9 @@ from typing import Any, overload
 
 from hypic import checkpoints
 from hypic.config import EngineConfig
-from hypic.engine import inspect, weights
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
-from hypic.engine.loop import EngineLoop
+from hypic.engine import inspect, weights, workers
+from hypic.engine.engine import Emission, Task, Vocabulary
 from hypic.engine.plan import Piece
-from hypic.engine.runner import Runner
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import ConfigError, PromptError
 from hypic.registry import Registry
@@ -44,16 +42,10 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        import torch
-
         self.config = EngineConfig.of(**settings)
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
         folder = checkpoints.bundled() if model is None else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
         self.tokenizer = Tokenizer(folder)
-        runner = Runner.load(folder, self.config)
-        self.max_context, self.fingerprint = runner.max_context, runner.identity.fingerprint
         vocabulary = Vocabulary(
             self.tokenizer.decode,
             self.tokenizer.eos_ids,
@@ -61,11 +53,11 @@ class LLM:
             self.tokenizer.special_ids,
             dict(self.tokenizer.generation_defaults),
         )
-        config = self.config
-        engine = Engine(runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes)
-        self._loop = EngineLoop(engine)
+        started = workers.start(folder, self.config, vocabulary)
+        self._loop, self._workers = started.loop, started.workers
+        self.max_context, self.fingerprint = started.max_context, started.fingerprint
         # A model that is dropped without being closed gives its memory back too.
-        self._finalizer = weakref.finalize(self, self._loop.close)
+        self._finalizer = weakref.finalize(self, started.close)
         self._ids = itertools.count()
         self.registry = Registry()
 
@@ -205,8 +197,9 @@ class LLM:
         return self._loop.call(partial(inspect.forget, source=source, name=name, namespace=namespace))
 
     def stats(self) -> dict[str, Any]:
-        """Counters and sizes: the store's, the pool's, requests waiting and running."""
-        return self._loop.call(inspect.stats)
+        """Counters and sizes: the store's, the pool's, requests waiting and running; the other workers', if any."""
+        found = self._loop.call(inspect.stats)
+        return found if self._workers is None else {**found, "workers": self._workers.stats()}
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ slots for each segment that is neither cached nor being encoded already.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,8 +20,19 @@ from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.history import History
+from hypic.engine.store.image import EntryImage, install
 from hypic.errors import PromptTooLong, StoreFull
 from hypic.types import Outcome
+
+
+class Away(Protocol):
+    """Other workers that may encode segments for this one."""
+
+    def offer(self, request: Request, jobs: Sequence[Encode]) -> None:
+        """Encodes that were begun for a request: ``away`` is set for those that others do."""
+
+    def withdraw(self, job: Encode) -> None:
+        """Nobody needs an encode any more that is done elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,7 @@ class Admission:
     max_context: int
     history: History = field(default_factory=History)
     encoding: dict[bytes, Encode] = field(default_factory=dict)
+    away: Away | None = None
 
     def check(self, request: Request) -> None:
         """Whether a request could ever run.
@@ -86,9 +100,11 @@ class Admission:
             return False
         self.store.count(len(found.hits), len(missing))
         self._hold(request, found)
-        self._begin_all(request, missing, bases)
+        jobs = self._begin_all(request, missing, bases)
         self._collect(request, found, missing)
         self._map_slots(request, found.start)
+        if self.away is not None and jobs and not request.stays:
+            self.away.offer(request, jobs)
         return True
 
     def release(self, request: Request) -> None:
@@ -118,6 +134,16 @@ class Admission:
         self._end(job)
         self.store.put(job.entry)
         self.history.stored(job.entry.name, job.entry.source, job.entry.key)
+
+    def arrived(self, job: Encode, image: EntryImage) -> None:
+        """A segment's entry came from another worker; the image was checked."""
+        install(self.pool, image, job.entry)
+        job.done, job.away = len(job.entry.ids), 0
+        self.stored(job)
+
+    def waits_for_others(self, request: Request) -> bool:
+        """Whether a segment that the request needs is being encoded elsewhere."""
+        return any(job.away and request.id in job.waiters for job in self.encoding.values())
 
     def broken(self, job: Encode) -> None:
         """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""
@@ -219,9 +245,11 @@ class Admission:
         request.continued[planned.key] = base.num_cached
         return f"grown: {len(planned.ids) - len(base.ids)} new tokens behind {len(base.ids)} known ones"
 
-    def _begin_all(self, request: Request, missing: dict[bytes, Interior], bases: dict[bytes, CachedSegment]) -> None:
+    def _begin_all(
+        self, request: Request, missing: dict[bytes, Interior], bases: dict[bytes, CachedSegment]
+    ) -> list[Encode]:
         if not missing:
-            return
+            return []
         jobs = [self._begin(request, span, bases.get(key)) for key, span in missing.items()]
         self.encoding.update({job.entry.key: job for job in jobs})
         device, fresh = self.pool.device, [job.entry for job in jobs if job.base is None]
@@ -231,6 +259,7 @@ class Admission:
         for job in jobs:
             if job.base is not None:
                 self.pool.copy_map(_map_slots_of(job.base), _map_slots_of(job.entry))
+        return jobs
 
     def _begin(self, request: Request, span: Interior, base: CachedSegment | None) -> Encode:
         planned, seam, pool = request.plan.segments[span.number], request.plan.policy.seam, self.pool
@@ -275,6 +304,8 @@ class Admission:
 
     def _drop(self, job: Encode) -> None:
         """An encode that nobody waits for any more, or that failed."""
+        if job.away and self.away is not None:
+            self.away.withdraw(job)
         job.entry.pins = 0
         self._end(job)
         self.store.release(job.entry)

@@ -36,7 +36,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Task:
-    """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else."""
+    """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else.
+
+    ``stays``: no other worker is asked for any part of it.
+    """
 
     id: str
     pieces: Sequence[Piece]
@@ -44,6 +47,7 @@ class Task:
     policy: Policy = Policy()
     tokenize_s: float = 0.0
     warm: bool = False
+    stays: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -81,6 +85,7 @@ class Engine:
         self.sampler = Sampler()
         self.watch = ReuseWatch()
         self._answers: dict[str, _Answer] = {}
+        self.is_stalled = False
 
     @property
     def has_work(self) -> bool:
@@ -95,6 +100,7 @@ class Engine:
         planned = plan.make(task.pieces, task.policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
+        request.stays = task.stays
         self.scheduler.add(request)
         sampling = SamplingState(task.sampling, planned.ids, defaults=self.vocabulary.defaults)
         text = Detokenizer(
@@ -112,9 +118,10 @@ class Engine:
             self.scheduler.remove(answer.request)
 
     def step(self) -> list[Emission]:
-        """One forward for all that can run."""
+        """One forward for all that can run. ``is_stalled`` says that nothing can before other workers have answered."""
         work = self.scheduler.schedule()
         done = self._failures() + self._warmed()
+        self.is_stalled = work is None and not done and self.scheduler.is_waiting_for_others
         if work is None:
             return done
         try:

@@ -6,6 +6,8 @@ pickle is involved.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ class DeviceMemoryTransport:
 
 def handle_of(data: Tensor) -> Handle:
     """For another process to find ``data [n]``, uint8 on a GPU."""
-    _, memory, size, offset, counter, counter_offset, event, needs_event = data.untyped_storage()._share_cuda_()
+    _, memory, size, offset, counter, counter_offset, event, needs_event = _shared(data)
     return Handle(
         memory=memory.hex(),
         size=size,
@@ -51,8 +53,12 @@ def handle_of(data: Tensor) -> Handle:
         counter_offset=counter_offset,
         event=event.hex(),
         needs_event=bool(needs_event),
-        start=data.storage_offset(),
+        start=int(data.storage_offset()),
     )
+
+
+def _shared(data: Tensor) -> Any:
+    return data.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
 
 
 def opened(handle: Handle, device: torch.device) -> Tensor:

@@ -8,18 +8,22 @@ was in and no other, and one that comes back is met with new groups, under its n
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from hypic.engine.parallel.messages import Entry
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
 
+# Much of it has no types of its own.
+dist: Any = torch.distributed
 MEETING_S = 20.0
 LONGEST_S = 60.0
 
@@ -31,14 +35,35 @@ def is_available(name: str) -> bool:
 
 
 class Meeting:
-    """Where two processes find each other; the one that connects opens it."""
+    """Where two processes find each other: a private folder on one host, a port between hosts.
 
-    def __init__(self, host: str, port: int = 0) -> None:
-        is_host = port == 0
-        self._store = dist.TCPStore(
-            host, port, 2, is_host, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False
-        )
-        self.host, self.port, self._rank = host, self._store.port, 0 if is_host else 1
+    The one that connects opens it, with nothing but its own address; the other finds it under ``place``.
+
+    Raises:
+        WorkerLost: it cannot be opened or found.
+    """
+
+    def __init__(self, own_host: str, place: str = "") -> None:
+        self._own_host, self._rank = own_host, 1 if place else 0
+        self._folder: str | None = None
+        limit = timedelta(seconds=MEETING_S)
+        try:
+            if not place and own_host.startswith("127."):
+                self._folder = tempfile.mkdtemp(prefix="hypic-")
+                place = f"file:{self._folder}/meeting"
+            kind, _, rest = place.partition(":")
+            if kind == "file":
+                self._store: Any = dist.FileStore(rest, 2)
+                self._store.set_timeout(limit)
+            else:
+                host, _, port = rest.rpartition(":")
+                self._store = dist.TCPStore(
+                    host or own_host, int(port or 0), 2, not rest, timeout=limit, wait_for_workers=False
+                )
+                place = place or f"tcp:{own_host}:{self._store.port}"
+        except (RuntimeError, ValueError, OSError) as error:
+            raise WorkerLost(f"two workers have no place to meet ({str(error)[:120]}).") from error
+        self.place = place
 
     def join(self, name: str, device: torch.device) -> GroupTransport:
         """The group of the two, once both have called this.
@@ -50,17 +75,16 @@ class Meeting:
             group = self._nccl(device) if name == "nccl" else self._gloo()
         except RuntimeError as error:
             raise WorkerLost(f"two workers could not meet over {name} ({str(error)[:120]}).") from error
+        finally:
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
         return GroupTransport(name, group, 1 - self._rank, device, self._store)
 
     def _gloo(self) -> Any:
         options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._own_host())]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._own_host)]
         options._timeout = timedelta(seconds=LONGEST_S)
         return dist.ProcessGroupGloo(self._store, self._rank, 2, options)
-
-    def _own_host(self) -> str:
-        """Loopback stays loopback; else Gloo listens at what this machine calls itself."""
-        return self.host if self._rank == 0 or self.host.startswith("127.") else ""
 
     def _nccl(self, device: torch.device) -> Any:
         # A transfer that never ends is ended by whoever waits for it; torch's own watch would end the whole process.

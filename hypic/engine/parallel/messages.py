@@ -4,7 +4,7 @@ Worker to front: ``Hello`` when it is ready, ``Beat`` several times a second, ``
 Front to worker: ``Roster`` (who else there is), ``Holdings`` (who holds what), ``Ask``, ``Abort``, ``Stop``.
 Worker to worker, over connections of their own: ``Greet`` and ``Greeted``, then ``Want`` and ``Cancel`` one way and
 ``Entry`` (with its bytes behind it) or ``Refused`` the other. Every message that starts or ends work carries the
-generation of the process it is meant for or comes from; a nonce names one request for one entry and is never used again.
+generation of the process it is meant for or comes from; a nonce names one request for one entry, once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class Beat:
     number: int
     queued_s: float
     num_requests: int
-    num_steps: int
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
@@ -115,8 +114,7 @@ class Greet:
     to_generation: int
     transport: str
     device: str
-    store_host: str = ""
-    store_port: int = 0
+    meeting: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,14 +128,13 @@ class Greeted:
 
 @dataclass(frozen=True)
 class Want:
-    """Send the entry of a segment: from the store, or encoded now unless ``if_held``."""
+    """Send the entry of a segment: from the store, or encoded now."""
 
     nonce: int
     generation: int
     key: str
     ids: tuple[int, ...]
     seam: int
-    if_held: bool = False
     namespace: str | None = None
     name: str | None = None
     source: str | None = None
@@ -209,7 +206,7 @@ def decode(data: bytes) -> Message:
     """
     try:
         name, given = json.loads(data)
-        hints = _hints(_BY_NAME[name])
+        hints = _hints(name)
         known = {field.name for field in fields(_BY_NAME[name])}
         if not set(given) <= known:
             raise ValueError(f"unknown fields {sorted(set(given) - known)!r:.80}")
@@ -220,8 +217,8 @@ def decode(data: bytes) -> Message:
 
 
 @cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _hints(name: str) -> dict[str, Any]:
+    return get_type_hints(_BY_NAME[name])
 
 
 def _as(hint: Any, value: Any) -> Any:

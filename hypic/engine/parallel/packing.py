@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,17 +30,8 @@ _NAMES = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
-@dataclass(frozen=True)
-class Packed:
-    """``data [n]`` of uint8 on the tensors' device, each tensor at the next multiple of 64 bytes."""
-
-    specs: tuple[Spec, ...]
-    data: Tensor
-    digest: int
-
-
-def pack(tensors: Mapping[str, Tensor]) -> Packed:
-    """All tensors, in their order; they lie on one device."""
+def pack(tensors: Mapping[str, Tensor]) -> tuple[tuple[Spec, ...], Tensor]:
+    """All tensors, in their order: ``[n]`` of uint8 on their device, each at the next multiple of 64 bytes."""
     specs = tuple((name, _NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items())
     devices = {tensor.device for tensor in tensors.values()}
     assert len(devices) == 1, f"packed from several devices: {devices}"
@@ -51,7 +41,7 @@ def pack(tensors: Mapping[str, Tensor]) -> Packed:
         size = tensor.numel() * tensor.element_size()
         data[start : start + size] = tensor.contiguous().view(-1).view(torch.uint8)
         start += _aligned(size)
-    return Packed(specs, data, digest(data))
+    return specs, data
 
 
 def packed_bytes(specs: Sequence[Spec]) -> int:
@@ -84,7 +74,7 @@ def digest(data: Tensor) -> int:
     words = data[: len(data) // 8 * 8].view(torch.int64)
     total = torch.full((), len(data), dtype=torch.int64, device=data.device)
     weights = torch.arange(min(_DIGEST_WORDS, len(words)), dtype=torch.int64, device=data.device) * _MULTIPLIER | 1
-    for number, block in enumerate(words.split(_DIGEST_WORDS)):
+    for number, block in enumerate(torch.split(words, _DIGEST_WORDS)):
         total = total * 31 + (block * weights[: len(block)]).sum() * (2 * number + 1)
     rest = data[len(words) * 8 :].long()
     total = total * 31 + (rest * (torch.arange(len(rest), device=data.device) * 2 + 1)).sum()

@@ -1,4 +1,4 @@
-"""One connection between two processes that know the same secret: frames of JSON, and bytes behind them where announced.
+"""One connection between two processes that know one secret: frames of JSON, and bytes behind those that announce it.
 
 Both sides prove the secret before anything else is read (HMAC-SHA256 over fresh random numbers). A frame is its length
 and one message. Sending is safe from any thread; one thread receives. A connection that breaks in any way is
@@ -62,7 +62,7 @@ class Wire:
             with self._lock:
                 self._socket.sendall(_LENGTH.pack(len(body)) + body)
                 if data is not None:
-                    self._socket.sendall(memoryview(data.numpy()))
+                    self._socket.sendall(_view(data))
         except OSError as error:
             self.close()
             raise WorkerLost(f"a worker cannot be reached ({error}).") from error
@@ -86,7 +86,7 @@ class Wire:
             WorkerLost: the connection is gone.
         """
         buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        self._fill(memoryview(buffer.numpy()))
+        self._fill(_view(buffer))
         return buffer
 
     def close(self) -> None:
@@ -111,6 +111,10 @@ class Wire:
             if count == 0:
                 raise WorkerLost("a worker has closed its connection.")
             view = view[count:]
+
+
+def _view(data: Tensor) -> memoryview:
+    return memoryview(data.numpy())  # type: ignore[arg-type]
 
 
 def connect(host: str, port: int, secret: bytes) -> Wire:
