@@ -45,7 +45,8 @@ RECONNECT_S = 0.5
 NO_LINK = LinkCost(0.0, 0.0)
 # What a pending canary has for its attempt; how often a peer failed that must never be used.
 CANARY, NEVER = -1, 1_000_000
-CANARY_S = 1.0
+# No request waits for it, so a worker that has just started is given time.
+CANARY_S = 30.0
 # What two workers may differ by in the entry of one text, by the numeric type of their weights.
 SAME_WITHIN = {torch.float64: 1e-8, torch.float32: 1e-3}
 SAME_WITHIN_HALF = 0.1
@@ -274,8 +275,8 @@ class Peers:
             ]
             for peer in unknown:
                 peer.state = "asked"
-                deadline_s = now + self.patience.deadline_s(CANARY_S)
-                pending = Pending(next(self._nonces), canary.entry, peer.id, False, now, CANARY_S, deadline_s, CANARY)
+                nonce, deadline_s = next(self._nonces), now + CANARY_S
+                pending = Pending(nonce, canary.entry, peer.id, False, now, CANARY_S, deadline_s, CANARY)
                 self.wants.add(pending)
                 self._tell(peer.id, _want(pending))
 

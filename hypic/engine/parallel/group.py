@@ -74,11 +74,14 @@ class Meeting:
         try:
             group = self._nccl(device) if name == "nccl" else self._gloo()
         except RuntimeError as error:
+            self.close()
             raise WorkerLost(f"two workers could not meet over {name} ({str(error)[:120]}).") from error
-        finally:
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-        return GroupTransport(name, group, 1 - self._rank, device, self._store)
+        return GroupTransport(name, group, 1 - self._rank, device, self)
+
+    def close(self) -> None:
+        """Nobody comes any more."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _gloo(self) -> Any:
         options = dist.ProcessGroupGloo._Options()
@@ -105,8 +108,8 @@ class Meeting:
 class GroupTransport:
     """Bytes over a group of two."""
 
-    def __init__(self, name: str, group: Any, peer: int, device: torch.device, store: Any) -> None:
-        self.name, self._group, self._peer, self._device, self._store = name, group, peer, device, store
+    def __init__(self, name: str, group: Any, peer: int, device: torch.device, meeting: Meeting) -> None:
+        self.name, self._group, self._peer, self._device, self._meeting = name, group, peer, device, meeting
 
     def send(self, wire: Wire, entry: Entry, data: Tensor) -> None:
         wire.send(entry)
@@ -128,6 +131,7 @@ class GroupTransport:
     def close(self) -> None:
         with suppress(RuntimeError):  # broken already
             self._group.abort()
+        self._meeting.close()
 
 
 def _finish(device: torch.device) -> None:

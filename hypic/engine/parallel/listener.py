@@ -6,6 +6,7 @@ asked on it is cancelled.
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import threading
@@ -24,6 +25,8 @@ from hypic.engine.parallel.streams import Made, side_stream
 from hypic.engine.parallel.transport import SocketTransport, Transport
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
+
+logger = logging.getLogger("hypic")
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,19 @@ class Listener:
             threading.Thread(target=self._serve, args=(connection, self._number), daemon=True).start()
 
     def _serve(self, connection: socket.socket, number: int) -> None:
-        with suppress(WorkerLost):
-            wire = wires.accepted(connection, self._me.secret)
-            session = _Session(number, wire, self._serving, self._me)
-            self._sessions.add(session)
-            try:
-                session.run()
-            finally:
-                self._sessions.discard(session)
-                session.close()
+        try:
+            session = _Session(number, wires.accepted(connection, self._me.secret), self._serving, self._me)
+        except WorkerLost as error:
+            logger.warning("%s", error)
+            return
+        self._sessions.add(session)
+        try:
+            session.run()
+        except WorkerLost as error:
+            logger.info("a peer's connection ended: %s", error)
+        finally:
+            self._sessions.discard(session)
+            session.close()
 
 
 @dataclass(eq=False)
@@ -145,10 +152,12 @@ class _Session:
         return DeviceMemoryTransport() if name == "ipc" else SocketTransport()
 
     def _send(self) -> None:
-        with side_stream(self.me.device), suppress(WorkerLost):
+        with side_stream(self.me.device):
             try:
                 while (answer := self.outbox.get()) is not None:
                     self._send_one(answer)
+            except WorkerLost as error:
+                logger.info("a peer cannot be served: %s", error)
             finally:
                 self.wire.close()
 

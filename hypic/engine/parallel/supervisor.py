@@ -1,8 +1,8 @@
 """Keeps workers alive: starts them, hears their heartbeats, ends what hangs, starts again what is gone.
 
 Every start of a rank has a new *generation*, and nothing that an older one says is listened to. A worker is lost when
-its process ends, its connection breaks, it is silent for too long, or it fails again and again at what it is asked; then it
-is killed and started again after a pause that grows. Closing leaves no process.
+its process ends, its connection breaks, it is silent for too long, or it fails again and again; then it is killed, and
+started again after a pause that grows. Closing leaves no process.
 """
 
 from __future__ import annotations
