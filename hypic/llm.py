@@ -16,9 +16,10 @@ from typing import Any, overload
 from hypic import checkpoints
 from hypic.config import EngineConfig
 from hypic.engine import inspect, weights, workers
-from hypic.engine.engine import Emission, Task, Vocabulary
+from hypic.engine.engine import Emission, Task
 from hypic.engine.plan import Piece
 from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.worker import vocabulary_of
 from hypic.errors import ConfigError, PromptError
 from hypic.registry import Registry
 from hypic.stream import Answer, Inbox, Stream
@@ -46,15 +47,8 @@ class LLM:
         folder = checkpoints.bundled() if model is None else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
         self.tokenizer = Tokenizer(folder)
-        vocabulary = Vocabulary(
-            self.tokenizer.decode,
-            self.tokenizer.eos_ids,
-            self.tokenizer.byte_ids,
-            self.tokenizer.special_ids,
-            dict(self.tokenizer.generation_defaults),
-        )
-        started = workers.start(folder, self.config, vocabulary)
-        self._loop, self._workers = started.loop, started.workers
+        started = workers.start(folder, self.config, vocabulary_of(self.tokenizer))
+        self._loop, self._workers = started.router or started.loop, started.workers
         self.max_context, self.fingerprint = started.max_context, started.fingerprint
         # A model that is dropped without being closed gives its memory back too.
         self._finalizer = weakref.finalize(self, started.close)
@@ -194,7 +188,9 @@ class LLM:
             self.registry.clear()
         else:
             self.registry.forget(source=source, name=name, namespace=namespace)
-        return self._loop.call(partial(inspect.forget, source=source, name=name, namespace=namespace))
+        elsewhere = 0 if self._workers is None else self._workers.forget(source, name, namespace)
+        here = self._loop.call(partial(inspect.forget, source=source, name=name, namespace=namespace))
+        return here + elsewhere
 
     def stats(self) -> dict[str, Any]:
         """Counters and sizes: the store's, the pool's, requests waiting and running; the other workers', if any."""

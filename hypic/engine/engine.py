@@ -38,7 +38,8 @@ class Vocabulary:
 class Task:
     """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else.
 
-    ``stays``: no other worker is asked for any part of it.
+    ``stays``: no other worker is asked for any part of it. ``generated`` is what another worker has answered already:
+    the answer goes on behind it.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Task:
     warm: bool = False
     stays: bool = False
     notes: tuple[str, ...] = ()
+    generated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,6 @@ class Engine:
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
         request.stays = task.stays
-        self.scheduler.add(request)
         sampling = SamplingState(task.sampling, planned.ids, defaults=self.vocabulary.defaults)
         text = Detokenizer(
             self.vocabulary.decode,
@@ -109,6 +110,9 @@ class Engine:
             byte_ids=self.vocabulary.byte_ids,
             skipped_ids=self.vocabulary.special_ids,
         )
+        if task.generated:
+            _resume(request, sampling, text, task.generated)
+        self.scheduler.add(request)
         self._answers[task.id] = _Answer(task, request, sampling, text, time.perf_counter())
 
     def abort(self, id: str) -> None:
@@ -228,6 +232,17 @@ class Engine:
         hurt = self.scheduler.abandon(work)
         error = WorkerLost("the device ran out of memory in a step; lower memory= to leave room for activations.")
         return [self._fail(request.id, error) for request in hurt if request.num_failures > 3]
+
+
+def _resume(request: Request, sampling: SamplingState, text: Detokenizer, generated: Sequence[int]) -> None:
+    """As if these tokens had been generated here: the answer goes on behind them."""
+    for token_id in generated:
+        if not sampling.is_greedy:
+            sampling.uniform()
+        sampling.append(token_id)
+        text.push(token_id)
+    request.generated = list(generated)
+    request.plan = request.prompt if request.prompt.policy.deterministic else request.prompt.continued(generated)
 
 
 def _not_finite() -> NonFiniteOutput:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from hypic.engine.calibrate import warming
 from hypic.engine.engine import Emission, Engine
 from hypic.engine.loop import EngineLoop
+from hypic.engine.parallel.cost import EncodeCost
 from hypic.engine.parallel.listener import Answer
 from hypic.engine.parallel.messages import Entry, Refused, Want
 from hypic.engine.parallel.streams import Made
@@ -77,3 +78,18 @@ class Lending:
 
 def _task_id(ask: tuple[int, int]) -> str:
     return f"want-{ask[0]}-{ask[1]}"
+
+
+class Shown:
+    """What others were told of a store; ``look`` is called on the engine's thread."""
+
+    def __init__(self) -> None:
+        self._held: set[str] = set()
+
+    def look(self, cost: EncodeCost, engine: Engine) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
+        """Seconds of encodes that wait, and the keys that came and went since the last look."""
+        queued_s = sum(cost.marginal_s(job.num_left) for job in engine.admission.encoding.values() if not job.away)
+        held = {entry.key.hex() for entry in engine.store if not entry.is_snapshot}
+        added, removed = tuple(held - self._held), tuple(self._held - held)
+        self._held = held
+        return queued_s, added, removed

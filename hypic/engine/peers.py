@@ -212,6 +212,19 @@ class Peers:
         with self._lock:
             return len([m for m in self.view.members(time.monotonic()) if m.rank in self._callers])
 
+    def trusted(self) -> dict[int, int]:
+        """Generations of the peers that were seen to compute the same, by rank."""
+        now = time.monotonic()
+        with self._lock:
+            able = [p for p in self.view.peers.values() if p.state == "trusted" and now >= p.resting_until_s]
+            return dict(peer.id for peer in able)
+
+    def num_held(self, rank: int, keys: Sequence[str]) -> int:
+        """How many of these entries a peer is thought to hold."""
+        with self._lock:
+            peer = self.view.peers.get(rank)
+            return 0 if peer is None else len(peer.held.intersection(keys))
+
     def close(self) -> None:
         """Ask nobody any more; what is awaited is run here, if the engine still runs."""
         self._over.set()

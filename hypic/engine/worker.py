@@ -8,27 +8,47 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hypic.config import EngineConfig
+from hypic.engine import inspect
 from hypic.engine.calibrate import calibrate
-from hypic.engine.engine import Engine, Vocabulary
-from hypic.engine.lending import Lending
+from hypic.engine.engine import Emission, Engine, Vocabulary
+from hypic.engine.lending import Lending, Shown
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel import wire as wires
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.cost import EncodeCost, to_json
 from hypic.engine.parallel.listener import Listener
-from hypic.engine.parallel.messages import Beat, Failed, Hello, Stop
+from hypic.engine.parallel.messages import (
+    Abort,
+    Ask,
+    Beat,
+    Failed,
+    Forget,
+    Forgot,
+    Hello,
+    Holdings,
+    Message,
+    Piece,
+    Roster,
+    Stop,
+)
 from hypic.engine.parallel.transport import device_name
-from hypic.engine.parallel.wire import Wire
+from hypic.engine.peers import Canary, Peers
 from hypic.engine.runner import Runner
+from hypic.engine.speech import result_to_json, task_of
+from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError, WorkerLost
 from hypic.types import Policy
 
@@ -50,8 +70,10 @@ class WorkerSpec:
     settings: Mapping[str, Any]
     host: str = "127.0.0.1"
     carrier: str = "auto"
+    planner: str = "longest-first"
     beat_s: float = 0.2
     parent: int = 0
+    speaks: bool = True
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> WorkerSpec:
@@ -65,8 +87,10 @@ class WorkerSpec:
             settings=told["settings"],
             host=str(told.get("host", "127.0.0.1")),
             carrier=str(told.get("carrier", "auto")),
+            planner=str(told.get("planner", "longest-first")),
             beat_s=float(told.get("beat_s", 0.2)),
             parent=int(told.get("parent", 0)),
+            speaks=bool(told.get("speaks", True)),
         )
 
     @property
@@ -75,45 +99,97 @@ class WorkerSpec:
         return EngineConfig.of(**{**settings, "policy": Policy(**settings.get("policy", {}))})
 
 
-@dataclass(eq=False)
 class Worker:
     """The process's parts once the model is loaded."""
 
-    spec: WorkerSpec
-    loop: EngineLoop
-    listener: Listener
-    hello: Hello
-    wire: Wire
-    cost: EncodeCost
-    _held: set[str] = field(default_factory=set)
-    _number: int = 0
+    def __init__(self, spec: WorkerSpec, loop: EngineLoop, me: Self, cost: EncodeCost, canary: Canary) -> None:
+        self._spec, self._loop, self._me, self._cost, self._canary = spec, loop, me, cost, canary
+        self._listener = Listener(me, spec.host, Lending(loop, spec.generation))
+        self._wire = wires.connect(*spec.front, spec.secret)
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._shown, self._number = Shown(), 0
+        self._roster: tuple[Hello, ...] = ()
+        self._peers: Peers | None = None
+        fingerprint = loop.call(lambda engine: engine.runner.identity.fingerprint)
+        self._wire.send(
+            Hello(
+                *(spec.rank, spec.generation, os.getpid(), self._host, self._listener.port, me.device_name),
+                *(fingerprint, to_json(cost)),
+            )
+        )
+
+    @property
+    def _host(self) -> str:
+        return self._spec.host if self._spec.host not in ("", "0.0.0.0") else self._wire.own_host
 
     def run(self) -> None:
         """Until the front says so, or is gone."""
-        threading.Thread(target=self._beat, name="hypic-heartbeat", daemon=True).start()
-        while not isinstance(self.wire.receive(), Stop):
-            pass
+        for run in (self._beat, self._speak):
+            threading.Thread(target=run, name="hypic-worker", daemon=True).start()
+        while not isinstance(message := self._wire.receive(), Stop):
+            self._take(message)
 
     def close(self) -> None:
-        self.listener.close()
-        self.loop.close()
+        if self._peers is not None:
+            self._peers.close()
+        self._listener.close()
+        self._loop.close()
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Ask):
+            self._ask(message)
+        elif isinstance(message, Abort):
+            self._loop.abort(message.id)
+        elif isinstance(message, Forget):
+            self._forget(message)
+        elif isinstance(message, Roster):
+            self._roster = tuple(Hello(**member) for member in message.members)
+            if self._peers is not None:
+                self._peers.meet(self._roster)
+        elif isinstance(message, Holdings) and self._peers is not None:
+            self._peers.heard(message.rank, message.generation, message.queued_s, message.added, message.removed)
+
+    def _ask(self, message: Ask) -> None:
+        """Answer a whole request. Whoever combines may ask the others: from the first time on, they are called."""
+        if self._peers is None:
+            self._peers = self._loop.call(self._join)
+            self._peers.meet(self._roster)
+
+        def sink(emission: Emission) -> None:
+            self._outbox.put(Piece(emission.id, result_to_json(emission.result), emission.is_last))
+
+        self._loop.submit(task_of(message.id, message.task), sink)
+
+    def _join(self, engine: Engine) -> Peers:
+        peers = Peers(
+            *(self._me, engine, self._loop.post, self._cost, self._canary, lambda *_: None),
+            planner=self._spec.planner,
+        )
+        engine.admission.away = peers
+        return peers
+
+    def _forget(self, message: Forget) -> None:
+        forget = partial(inspect.forget, source=message.source, name=message.name, namespace=message.namespace)
+        self._outbox.put(Forgot(message.number, self._loop.call(forget)))
 
     def _beat(self) -> None:
+        """A heart that beats on the engine's thread: a step that never ends is no life."""
         try:
             while True:
-                self.wire.send(self.loop.call(self._state))
-                time.sleep(self.spec.beat_s)
+                self._number += 1
+                queued_s, added, removed = self._loop.call(partial(self._shown.look, self._cost))
+                id = (self._spec.rank, self._spec.generation, self._number)
+                self._outbox.put(Beat(*id, queued_s, added, removed))
+                time.sleep(self._spec.beat_s)
         except HypicError:
-            self.wire.close()  # whoever waits for the front's word is woken
+            self._wire.close()  # whoever waits for the front's word is woken
 
-    def _state(self, engine: Engine) -> Beat:
-        held = {entry.key.hex() for entry in engine.store if not entry.is_snapshot}
-        added, removed = tuple(held - self._held), tuple(self._held - held)
-        self._held, self._number = held, self._number + 1
-        scheduler = engine.scheduler
-        queued_s = sum(self.cost.marginal_s(job.num_left) for job in engine.admission.encoding.values())
-        num_requests = len(scheduler.waiting) + len(scheduler.running)
-        return Beat(self.spec.rank, self.spec.generation, self._number, queued_s, num_requests, added, removed)
+    def _speak(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                self._wire.send(message)
+        except WorkerLost:
+            self._wire.close()
 
 
 def start(spec: WorkerSpec) -> Worker:
@@ -123,28 +199,28 @@ def start(spec: WorkerSpec) -> Worker:
         HypicError: the checkpoint or the settings cannot be used here.
         WorkerLost: the front is gone.
     """
-    import torch
-
-    config = spec.config
+    config, folder = spec.config, Path(spec.folder)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    runner = Runner.load(Path(spec.folder), config)
+    vocabulary = vocabulary_of(Tokenizer(folder)) if spec.speaks else Vocabulary(lambda ids: "")
+    runner = Runner.load(folder, config)
     step_tokens = min(config.max_step_tokens, BATCH_TOKENS)
-    cost, _ = calibrate(runner, step_tokens)
-    engine = Engine(runner, Vocabulary(lambda ids: ""), config.max_running, step_tokens, config.store_bytes)
-    loop = EngineLoop(engine)
+    cost, canary = calibrate(runner, step_tokens)
+    loop = EngineLoop(Engine(runner, vocabulary, config.max_running, step_tokens, config.store_bytes))
     device = runner.pool.device
     me = Self(spec.rank, spec.generation, spec.secret, device, device_name(device), spec.carrier)
-    listener = Listener(me, spec.host, Lending(loop, spec.generation))
-    wire = wires.connect(*spec.front, spec.secret)
-    host = spec.host if spec.host not in ("", "0.0.0.0") else wire.own_host
-    hello = _hello(spec, host, listener.port, me.device_name, runner.identity.fingerprint, cost)
-    wire.send(hello)
-    return Worker(spec, loop, listener, hello, wire, cost)
+    return Worker(spec, loop, me, cost, canary)
 
 
-def _hello(spec: WorkerSpec, host: str, port: int, device: str, fingerprint: str, cost: EncodeCost) -> Hello:
-    return Hello(spec.rank, spec.generation, os.getpid(), host, port, device, fingerprint, to_json(cost))
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """What an engine needs of a tokenizer."""
+    return Vocabulary(
+        tokenizer.decode,
+        tokenizer.eos_ids,
+        tokenizer.byte_ids,
+        tokenizer.special_ids,
+        dict(tokenizer.generation_defaults),
+    )
 
 
 def work(spec: WorkerSpec) -> None:

@@ -1,13 +1,15 @@
 """The front's side of many workers: this process's engine is worker 0, the others are started, watched and asked.
 
-``Workers`` starts the processes, tells this engine's admission who may encode for it, and ends all of it. With one
-worker nothing of this module is used.
+``Workers`` starts the processes, tells this engine's admission who may encode for it and the router who may answer, and
+ends all of it. With one worker nothing of this module is used but ``start``.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -19,26 +21,37 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine.calibrate import calibrate
-from hypic.engine.engine import Engine, Vocabulary
+from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.lending import Lending, Shown
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.caller import Self
-from hypic.engine.parallel.cost import EncodeCost
-from hypic.engine.parallel.messages import Beat, Hello, Piece
+from hypic.engine.parallel.cost import EncodeCost, to_json
+from hypic.engine.parallel.listener import Listener
+from hypic.engine.parallel.messages import Abort, Ask, Beat, Forget, Forgot, Hello, Holdings, Message, Piece, Roster
 from hypic.engine.parallel.processes import LocalProcess
 from hypic.engine.parallel.supervisor import Launch, Supervisor, Times
 from hypic.engine.parallel.transport import device_name
 from hypic.engine.peers import NEVER, Canary, Patience, Peers
+from hypic.engine.router import Router
 from hypic.engine.runner import Runner
-from hypic.errors import ConfigError
+from hypic.engine.shares import device_for, own_share, settings_of
+from hypic.engine.speech import result_of, task_to_json
+from hypic.errors import HypicError, WorkerLost
 
 logger = logging.getLogger("hypic")
 # A worker that fails so often in a row is started again, though its heart beats.
 MOST_FAILURES = 3
+# A worker that has not forgotten by then what it was told to forget is ended.
+FORGET_S = 10.0
+# This process's own generation, and how many beats of others pass between two of its own.
+OWN_GENERATION, SLOWER = 1, 5
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How workers are run; tests and benchmarks choose other than the defaults."""
+    """How workers are run; tests and benchmarks choose other than the defaults. ``speaks``: the checkpoint has a
+    tokenizer;
+    ``routes``: other workers answer whole requests too, as well as encoding for this one."""
 
     entry: str = "hypic.engine.worker"
     carrier: str = "auto"
@@ -47,6 +60,8 @@ class Setup:
     patience: Patience = Patience()
     launch: Launch = LocalProcess
     host: str = "127.0.0.1"
+    speaks: bool = True
+    routes: bool = True
 
 
 class Workers:
@@ -55,25 +70,48 @@ class Workers:
     def __init__(self, folder: Path, config: EngineConfig, setup: Setup = Setup()) -> None:
         self.setup = setup
         self._peers: Peers | None = None
-        specs = {rank: _spec(rank, folder, config, setup) for rank in range(1, config.workers)}
+        self._listener: Listener | None = None
+        self._router: Router | None = None
+        self._forgotten: dict[tuple[int, int], int] = {}
+        self._said = threading.Condition()
+        self._numbers = itertools.count(1)
+        self._over = threading.Event()
+        told: dict[str, Any] = {
+            "entry": setup.entry,
+            "folder": str(folder),
+            "host": setup.host,
+            "carrier": setup.carrier,
+        }
+        told |= {"parent": os.getpid(), "speaks": setup.speaks, "planner": setup.planner}
+        specs = {rank: {**told, "settings": settings_of(rank, config)} for rank in range(1, config.workers)}
         self.supervisor = Supervisor(specs, self, setup.times, setup.launch, setup.host)
 
-    def join(self, loop: EngineLoop, cost: EncodeCost, canary: Canary) -> None:
-        """Let an engine's admission give work away, once all workers are ready.
+    def join(self, loop: EngineLoop, cost: EncodeCost, canary: Canary) -> Router:
+        """Let an engine give work away and take some, once all workers are ready.
 
         Raises:
             WorkerLost: one cannot start, with its reason.
         """
         self.supervisor.wait_ready()
-        self._peers = loop.call(partial(self._joined, loop, cost, canary))
-        self._peers.meet(self.supervisor.hellos)
+        self._own = loop.call(partial(self._joined, loop, cost, canary))
+        self._meet()
+        self._shown = Shown()
+        threading.Thread(target=self._show, args=(loop,), name="hypic-show", daemon=True).start()
+        assert self._router is not None, "joining makes the router"
+        return self._router
 
-    def _joined(self, loop: EngineLoop, cost: EncodeCost, canary: Canary, engine: Engine) -> Peers:
-        device, setup = engine.runner.pool.device, self.setup
-        me = Self(0, 1, self.supervisor.secret, device, device_name(device), setup.carrier)
-        peers = Peers(me, engine, loop.post, cost, canary, self._failed, setup.patience, setup.planner)
-        engine.admission.away = peers
-        return peers
+    def _joined(self, loop: EngineLoop, cost: EncodeCost, canary: Canary, engine: Engine) -> Hello:
+        runner, setup = engine.runner, self.setup
+        device = runner.pool.device
+        me = Self(0, OWN_GENERATION, self.supervisor.secret, device, device_name(device), setup.carrier)
+        self._listener = Listener(me, setup.host, Lending(loop, OWN_GENERATION))
+        self._peers = Peers(me, engine, loop.post, cost, canary, self._failed, setup.patience, setup.planner)
+        self._router = Router(loop, runner.identity, self)
+        engine.admission.away = self._peers
+        return Hello(
+            *(0, OWN_GENERATION, os.getpid(), self.supervisor.host, self._listener.port, me.device_name),
+            *(runner.identity.fingerprint, to_json(cost)),
+        )
 
     @property
     def peers(self) -> Peers:
@@ -90,32 +128,107 @@ class Workers:
         return True
 
     def stats(self) -> dict[str, Any]:
-        """Who is ready, and what went over to others."""
+        """Who is ready, who answers how many requests, and what went over to others."""
         ready = [{"rank": h.rank, "generation": h.generation, "pid": h.pid} for h in self.supervisor.hellos]
-        return {"ready": ready, "usable": self.peers.ready(), **asdict(self.peers.counts)}
+        requests = {} if self._router is None else dict(self._router.num_routed())
+        return {"ready": ready, "usable": self.peers.ready(), "requests": requests, **asdict(self.peers.counts)}
+
+    def forget(self, source: str | None, name: str | None, namespace: str | None) -> int:
+        """Have all workers drop what matches, and wait until they have; one that does not is ended. Entries dropped."""
+        number = next(self._numbers)
+        sent = [h for h in self.supervisor.hellos if self._tell(h, Forget(number, source, name, namespace))]
+        deadline_s = time.monotonic() + FORGET_S
+        return sum(self._forgot(number, hello, deadline_s) for hello in sent)
+
+    def _forgot(self, number: int, hello: Hello, deadline_s: float) -> int:
+        place = (number, hello.rank)
+        with self._said:
+            self._said.wait_for(lambda: place in self._forgotten, deadline_s - time.monotonic())
+            found = self._forgotten.pop(place, None)
+        if found is None:
+            self.supervisor.lose(hello.rank, hello.generation, "it did not forget what it was told to")
+        return found or 0
 
     def close(self) -> None:
         """End all workers and wait for it."""
+        self._over.set()
         if self._peers is not None:
             self._peers.close()
+        if self._listener is not None:
+            self._listener.close()
         self.supervisor.close()
+
+    # -- what the router asks ----------------------------------------------------------------------------------------
+
+    def able(self) -> Mapping[int, int]:
+        return self.peers.trusted() if self.setup.routes else {}
+
+    def held(self, rank: int, keys: list[str]) -> int:
+        return self.peers.num_held(rank, keys)
+
+    def ask(self, rank: int, generation: int, task: Task) -> bool:
+        return self.supervisor.send(rank, generation, Ask(task.id, task_to_json(task)))
+
+    def abort(self, rank: int, generation: int, id: str) -> None:
+        self.supervisor.send(rank, generation, Abort(id))
 
     # -- what the supervisor tells -----------------------------------------------------------------------------------
 
     def came(self, hello: Hello) -> None:
-        if self._peers is not None:
-            self._peers.meet(self.supervisor.hellos)
-
-    def beat(self, beat: Beat) -> None:
-        if self._peers is not None:
-            self._peers.heard(beat.rank, beat.generation, beat.queued_s, beat.added, beat.removed)
-
-    def piece(self, rank: int, generation: int, piece: Piece) -> None:
-        return
+        self._meet()
 
     def left(self, rank: int, generation: int, reason: str) -> None:
+        self._meet()
+        if self._router is not None:
+            self._router.left(rank, generation)
+
+    def heard(self, hello: Hello, message: Message) -> None:
+        if isinstance(message, Beat):
+            self._beat(message)
+        elif isinstance(message, Piece) and self._router is not None:
+            emission = Emission(message.id, result_of(message.result), message.is_last)
+            self._router.piece(hello.rank, hello.generation, emission)
+        elif isinstance(message, Forgot):
+            with self._said:
+                self._forgotten[message.number, hello.rank] = message.count
+                self._said.notify_all()
+        else:
+            raise WorkerLost(f"worker {hello.rank} sent {type(message).__name__}, which no worker sends.")
+
+    # -- steps of the above ------------------------------------------------------------------------------------------
+
+    def _beat(self, beat: Beat) -> None:
         if self._peers is not None:
-            self._peers.meet(self.supervisor.hellos)
+            self._peers.heard(beat.rank, beat.generation, beat.queued_s, beat.added, beat.removed)
+            if beat.added or beat.removed or beat.queued_s:
+                self._pass_on(Holdings(beat.rank, beat.generation, beat.queued_s, beat.added, beat.removed))
+
+    def _meet(self) -> None:
+        """Everybody hears who is there."""
+        if self._peers is not None:
+            hellos = self.supervisor.hellos
+            self._peers.meet(hellos)
+            roster = Roster(tuple(asdict(hello) for hello in (self._own, *hellos)))
+            for hello in hellos:
+                self._tell(hello, roster)
+
+    def _pass_on(self, holdings: Holdings) -> None:
+        for hello in self.supervisor.hellos:
+            if hello.rank != holdings.rank:
+                self._tell(hello, holdings)
+
+    def _tell(self, hello: Hello, message: Message) -> bool:
+        return self.supervisor.send(hello.rank, hello.generation, message)
+
+    def _show(self, loop: EngineLoop) -> None:
+        """The others hear what this process holds, as they hear it of each other."""
+        while not self._over.wait(SLOWER * self.setup.times.beat_s):
+            try:
+                queued_s, added, removed = loop.call(partial(self._shown.look, self.peers.cost))
+            except HypicError:
+                return
+            if added or removed or queued_s:
+                self._pass_on(Holdings(0, OWN_GENERATION, queued_s, added, removed))
 
     def _failed(self, rank: int, generation: int, num_failures: int, reason: str) -> None:
         if MOST_FAILURES <= num_failures < NEVER:
@@ -124,9 +237,10 @@ class Workers:
 
 @dataclass(frozen=True)
 class Started:
-    """An engine's loop, and the other workers if there are any."""
+    """An engine's loop, who answers in its place if there are other workers, and these."""
 
     loop: EngineLoop
+    router: Router | None
     workers: Workers | None
     max_context: int
     fingerprint: str
@@ -162,51 +276,9 @@ def _start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, workers: 
     runner = Runner.load(folder, replace(own, device=device_for(0, config)))
     measured = None if workers is None else calibrate(runner, own.max_step_tokens)
     loop = EngineLoop(Engine(runner, vocabulary, own.max_running, own.max_step_tokens, own.store_bytes))
-    started = Started(loop, workers, runner.max_context, runner.identity.fingerprint)
-    if workers is not None and measured is not None:
-        try:
-            workers.join(loop, *measured)
-        except BaseException:
-            loop.close()
-            raise
-    return started
-
-
-def own_share(config: EngineConfig) -> EngineConfig:
-    """The settings of one worker of several: its threads and, where several share a device, its part of the memory.
-
-    Raises:
-        ConfigError: a device with a number is named for several workers.
-    """
-    if config.workers == 1:
-        return config
-    is_cuda, num_gpus = _gpus(config)
-    if is_cuda and ":" in config.device:
-        raise ConfigError(
-            f"device is {config.device!r} and workers is {config.workers}; for several pass device='cuda'."
-        )
-    sharing = -(-config.workers // num_gpus) if is_cuda else config.workers
-    memory = config.memory / sharing if isinstance(config.memory, float) else config.memory
-    threads = config.threads
-    if threads is None and not is_cuda:
-        threads = max(1, (os.cpu_count() or 1) // config.workers)
-    return replace(config, memory=memory, threads=threads)
-
-
-def device_for(rank: int, config: EngineConfig) -> str:
-    """The device of a worker: GPUs in turn, or the CPU."""
-    is_cuda, num_gpus = _gpus(config)
-    return f"cuda:{rank % num_gpus}" if is_cuda and config.workers > 1 else config.device
-
-
-def _gpus(config: EngineConfig) -> tuple[bool, int]:
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return num_gpus > 0 and config.device != "cpu", max(num_gpus, 1)
-
-
-def _spec(rank: int, folder: Path, config: EngineConfig, setup: Setup) -> Mapping[str, Any]:
-    settings = {**asdict(own_share(config)), "device": device_for(rank, config), "workers": 1}
-    return {
-        **{"entry": setup.entry, "folder": str(folder), "settings": settings},
-        **{"host": setup.host, "carrier": setup.carrier, "parent": os.getpid()},
-    }
+    try:
+        router = workers.join(loop, *measured) if workers is not None and measured is not None else None
+    except BaseException:
+        loop.close()
+        raise
+    return Started(loop, router, workers, runner.max_context, runner.identity.fingerprint)

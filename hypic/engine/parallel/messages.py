@@ -52,7 +52,6 @@ class Beat:
     generation: int
     number: int
     queued_s: float
-    num_requests: int
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
 
@@ -97,6 +96,24 @@ class Piece:
     id: str
     result: dict[str, Any]
     is_last: bool
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Drop what matches, before anything that is asked later; ``Forgot`` answers."""
+
+    number: int
+    source: str | None
+    name: str | None
+    namespace: str | None
+
+
+@dataclass(frozen=True)
+class Forgot:
+    """So much was dropped."""
+
+    number: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -185,12 +202,12 @@ class Handle:
 
 
 _KINDS = (
-    *(Hello, Failed, Beat, Roster, Holdings, Ask, Abort, Piece, Stop),
+    *(Hello, Failed, Beat, Roster, Holdings, Ask, Abort, Piece, Forget, Forgot, Stop),
     *(Greet, Greeted, Want, Cancel, Entry, Refused, Handle),
 )
 Message = (
     Hello | Failed | Beat | Roster | Holdings | Ask | Abort | Piece | Stop | Greet | Greeted | Want | Cancel | Entry
-) | (Refused | Handle)
+) | (Refused | Handle | Forget | Forgot)
 _BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}
 
 

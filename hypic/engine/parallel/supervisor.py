@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hypic.engine.parallel import wire as wires
-from hypic.engine.parallel.messages import Beat, Failed, Hello, Message, Piece, Stop
+from hypic.engine.parallel.messages import Beat, Failed, Hello, Message, Stop
 from hypic.engine.parallel.processes import LocalProcess, Process
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
@@ -48,9 +48,8 @@ class Events(Protocol):
 
     def came(self, hello: Hello) -> None: ...
 
-    def beat(self, beat: Beat) -> None: ...
-
-    def piece(self, rank: int, generation: int, piece: Piece) -> None: ...
+    def heard(self, hello: Hello, message: Message) -> None:
+        """Raises ``WorkerLost`` for what no worker says."""
 
     def left(self, rank: int, generation: int, reason: str) -> None: ...
 
@@ -82,7 +81,7 @@ class Supervisor:
         launch: Launch = LocalProcess,
         host: str = "127.0.0.1",
     ) -> None:
-        self.secret, self.times, self._host = secrets.token_bytes(32), times, host
+        self.secret, self.times, self.host = secrets.token_bytes(32), times, host
         self.specs, self._events, self._launch = specs, events, launch
         self._places = {rank: _Place(rank) for rank in specs}
         self._lock = threading.RLock()
@@ -197,7 +196,7 @@ class Supervisor:
             told = {
                 **self.specs[place.rank],
                 **{"rank": place.rank, "generation": place.generation, "secret": self.secret.hex()},
-                **{"front": [self._host, port], "beat_s": self.times.beat_s},
+                **{"front": [self.host, port], "beat_s": self.times.beat_s},
             }
             try:
                 place.process = self._launch(told)
@@ -273,9 +272,6 @@ class Supervisor:
             if place.generation != hello.generation:
                 raise WorkerLost(f"generation {hello.generation} of worker {hello.rank} is over.")
             place.heard_s = time.monotonic()
-        if isinstance(message, Beat) and (message.rank, message.generation) == (hello.rank, hello.generation):
-            self._events.beat(message)
-        elif isinstance(message, Piece):
-            self._events.piece(hello.rank, hello.generation, message)
-        else:
-            raise WorkerLost(f"worker {hello.rank} sent {type(message).__name__}, which no worker sends.")
+        if isinstance(message, Beat) and (message.rank, message.generation) != (hello.rank, hello.generation):
+            raise WorkerLost(f"worker {hello.rank} speaks for another.")
+        self._events.heard(hello, message)

@@ -12,8 +12,10 @@ from pathlib import Path
 from hypic.config import EngineConfig
 from hypic.engine import workers
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Need
+from hypic.engine.router import Router
 from hypic.engine.store.image import EntryImage, export
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Policy, SamplingParams
@@ -21,6 +23,8 @@ from tests.engine.harness import live, seg
 
 POLICY = Policy(min_segment_tokens=0)
 VOCABULARY = Vocabulary(lambda ids: "")
+# The checkpoints have no tokenizer; most tests look at what this process's engine gives away.
+ENCODING = workers.Setup(speaks=False, routes=False)
 
 
 def config(num_workers: int, **changes: object) -> EngineConfig:
@@ -54,8 +58,12 @@ class Running:
         id = f"request-{self.num_asked}"
         inbox = self._inboxes[id] = queue.SimpleQueue()
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        self.started.loop.submit(Task(id, pieces, sampling, POLICY, **options), inbox.put)  # type: ignore[arg-type]
+        self.driver.submit(Task(id, pieces, sampling, **{"policy": POLICY, **options}), inbox.put)  # type: ignore[arg-type]
         return id
+
+    @property
+    def driver(self) -> Router | EngineLoop:
+        return self.started.router or self.started.loop
 
     def answer(self, id: str, timeout_s: float = 60.0) -> tuple[tuple[int, ...], CacheReport]:
         ids: tuple[int, ...] = ()
@@ -93,9 +101,7 @@ class Running:
 
 
 @contextmanager
-def running(
-    folder: Path, num_workers: int, setup: workers.Setup = workers.Setup(), **changes: object
-) -> Iterator[Running]:
+def running(folder: Path, num_workers: int, setup: workers.Setup = ENCODING, **changes: object) -> Iterator[Running]:
     started = workers.start(folder, config(num_workers, **changes), VOCABULARY, setup)
     try:
         found = Running(started)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hypic.engine import workers
+from hypic.engine.parallel.messages import Hello
 from hypic.engine.parallel.supervisor import Times
 from hypic.engine.peers import Patience
 from hypic.engine.pool import Need
 from tests.checkpoints import qwen
-from tests.engine.parallel.running import Running, cold_prompt, is_running, running, until
+from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, running, until
 
 KILLED = ["kill-want", "kill-step", "kill-settle", "kill-encoded", "kill-send", "kill-sent"]
 DAMAGED = ["flip", "nan", "short", "generation", "key", "huge", "garbage"]
+ENTRY = "tests.engine.parallel.faulty_worker"
 TIMES = Times(silence_s=6.0, pause_s=0.05, longest_pause_s=0.2)
 PATIENCE = Patience(factor=4.0, least_s=2.0)
 
@@ -45,30 +48,28 @@ def faulty(folder: Path, faults: Path) -> Iterator[Running]:
         yield engine
 
 
-def _faulty(folder: Path, faults: Path) -> Any:
-    sound = workers._spec
-
-    def spec(rank: int, folder: Path, config: Any, setup: Any) -> Any:
-        told = dict(sound(rank, folder, config, setup))
-        return {**told, "settings": {**told["settings"], "seed_folder": str(faults)}}
-
-    workers._spec = spec  # type: ignore[assignment]
-    try:
-        setup = workers.Setup(entry="tests.engine.parallel.faulty_worker", times=TIMES, patience=PATIENCE)
-        return running(folder, 2, setup)
-    finally:
-        pass
-
-
-@pytest.fixture(scope="module", autouse=True)
-def restored() -> Iterator[None]:
-    sound = workers._spec
-    yield
-    workers._spec = sound  # type: ignore[assignment]
+@contextmanager
+def _faulty(folder: Path, faults: Path, **changes: Any) -> Iterator[Running]:
+    sound = workers.settings_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "settings_of", lambda *args: {**sound(*args), "seed_folder": str(faults)})
+        setup = replace(ENCODING, entry=ENTRY, times=TIMES, patience=PATIENCE, **changes)
+        with running(folder, 2, setup) as engine:
+            yield engine
 
 
 def usable(engine: Running) -> bool:
     return engine.workers.peers.ready() == 1
+
+
+def renewed(engine: Running, before: Hello) -> Hello:
+    """The next generation of a worker, once it may be used."""
+
+    def later() -> list[Hello]:
+        return [hello for hello in engine.workers.supervisor.hellos if hello.generation > before.generation]
+
+    until(lambda: later() and usable(engine), 120)
+    return later()[0]
 
 
 def strike(engine: Running, alone: Running, faults: Path, fault: str, seed: int) -> float:
@@ -94,9 +95,7 @@ def test_a_worker_is_killed_at_any_stage(faulty: Running, alone: Running, faults
     seconds = strike(faulty, alone, faults, fault, 10 + KILLED.index(fault))
     assert seconds < 30
     until(lambda: not is_running(before.pid))
-    until(lambda: usable(faulty), 120)
-    after = faulty.workers.supervisor.hellos[0]
-    assert after.generation > before.generation and after.pid != before.pid
+    assert renewed(faulty, before).pid != before.pid
 
 
 @pytest.mark.parametrize("fault", DAMAGED)
@@ -119,7 +118,7 @@ def test_a_worker_that_hangs_is_given_up_and_started_again(
     before = faulty.workers.supervisor.hellos[0]
     strike(faulty, alone, faults, fault, 70 + len(fault))
     until(lambda: not is_running(before.pid), 60)
-    until(lambda: usable(faulty), 120)
+    renewed(faulty, before)
 
 
 def test_a_worker_whose_heart_stops_is_started_again(faulty: Running, faults: Path) -> None:
@@ -127,8 +126,7 @@ def test_a_worker_whose_heart_stops_is_started_again(faulty: Running, faults: Pa
     before = faulty.workers.supervisor.hellos[0]
     (faults / "1").write_text("silent")
     until(lambda: not is_running(before.pid), 60)
-    until(lambda: usable(faulty), 120)
-    assert faulty.workers.supervisor.hellos[0].generation > before.generation
+    renewed(faulty, before)
 
 
 def test_a_worker_that_computes_something_else_is_never_used(faulty: Running, alone: Running, faults: Path) -> None:
@@ -144,7 +142,7 @@ def test_a_worker_that_computes_something_else_is_never_used(faulty: Running, al
     assert faulty.workers.peers.counts.asked == asked
     refused = faulty.workers.supervisor.hellos[0]
     faulty.workers.supervisor.lose(refused.rank, refused.generation, "it is to start again")
-    until(lambda: usable(faulty), 120)
+    renewed(faulty, refused)
 
 
 def test_a_worker_that_dies_while_it_starts_is_started_again(faulty: Running, faults: Path) -> None:
@@ -152,8 +150,7 @@ def test_a_worker_that_dies_while_it_starts_is_started_again(faulty: Running, fa
     before = faulty.workers.supervisor.hellos[0]
     (faults / "1").write_text("kill-start")
     faulty.workers.supervisor.lose(before.rank, before.generation, "it is to start again")
-    until(lambda: usable(faulty), 120)
-    assert faulty.workers.supervisor.hellos[0].generation >= before.generation + 2
+    assert renewed(faulty, before).generation >= before.generation + 2
 
 
 @pytest.mark.soak
@@ -162,6 +159,6 @@ def test_a_hundred_kills(folder: Path, alone: Running, tmp_path: Path) -> None:
     with _faulty(folder, tmp_path) as engine:
         for number in range(100):
             strike(engine, alone, tmp_path, KILLED[number % len(KILLED)], 1000 + number)
-        assert asdict(engine.workers.peers.counts)["fell_back"] > 50
+        assert engine.workers.peers.counts.fell_back > 50
         pids = [hello.pid for hello in engine.workers.supervisor.hellos]
     assert not any(map(is_running, pids))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hypic.engine.payload import difference
 from hypic.engine.pool import Need
-from hypic.engine.workers import Setup
 from tests.checkpoints import minimax, qwen
 from tests.engine.harness import live, seg
-from tests.engine.parallel.running import Running, cold_prompt, config, is_running, running, until
+from tests.engine.parallel.running import ENCODING, POLICY, Running, cold_prompt, config, is_running, running, until
 
 MAKERS = {"qwen": qwen, "minimax": minimax}
 
@@ -37,7 +37,7 @@ def answers(engine: Running) -> list[tuple[int, ...]]:
 def test_workers_give_the_tokens_and_entries_of_one(folder: Path, num_workers: int, carrier: str) -> None:
     with running(folder, 1) as alone:
         expected, entries = answers(alone), alone.images()
-    with running(folder, num_workers, Setup(carrier=carrier)) as engine:
+    with running(folder, num_workers, replace(ENCODING, carrier=carrier)) as engine:
         found, images = answers(engine), engine.images()
         counts = engine.workers.peers.counts
         assert counts.came >= 4 and counts.fell_back == 0
@@ -70,7 +70,7 @@ def test_a_client_that_goes_away_cancels_everywhere(tmp_path: Path) -> None:
         ids = [engine.submit(cold_prompt(seed, count=6, num_tokens=300)) for seed in range(1, 9)]
         until(lambda: engine.workers.peers.counts.asked)
         for id in ids:
-            engine.started.loop.abort(id)
+            engine.driver.abort(id)
         until(lambda: len(engine.workers.peers.wants) == 0)
         assert engine.leaked() == Need()
         alone = engine.ask(cold_prompt(20))[0]
@@ -79,17 +79,10 @@ def test_a_client_that_goes_away_cancels_everywhere(tmp_path: Path) -> None:
 
 def test_deterministic_requests_stay_at_home(tmp_path: Path) -> None:
     with running(qwen(tmp_path / "model"), 2) as engine:
-        from dataclasses import replace
-
-        from hypic.engine.engine import Task
-        from hypic.types import SamplingParams
-        from tests.engine.parallel.running import POLICY
-
-        inbox = engine._inboxes["d"] = __import__("queue").SimpleQueue()
-        policy = replace(POLICY, deterministic=True)
-        engine.started.loop.submit(Task("d", cold_prompt(1), SamplingParams(max_tokens=4), policy), inbox.put)
-        engine.answer("d")
+        engine.ask(cold_prompt(1), policy=replace(POLICY, deterministic=True))
         assert engine.workers.peers.counts.asked == 0
+        engine.ask(cold_prompt(1))
+        assert engine.workers.peers.counts.asked > 0
 
 
 def test_one_worker_starts_nothing(tmp_path: Path) -> None:
