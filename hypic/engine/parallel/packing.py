@@ -70,7 +70,7 @@ def unpack(specs: Sequence[Spec], data: Tensor) -> dict[str, Tensor]:
 
 
 def digest(data: Tensor) -> int:
-    """Of ``data [n]``, uint8, on whatever device it is; a whole number below 2**63."""
+    """Of ``data [n]``, uint8, on whatever device it is; a signed 64-bit number."""
     words = data[: len(data) // 8 * 8].view(torch.int64)
     total = torch.full((), len(data), dtype=torch.int64, device=data.device)
     weights = torch.arange(min(_DIGEST_WORDS, len(words)), dtype=torch.int64, device=data.device) * _MULTIPLIER | 1
@@ -78,7 +78,7 @@ def digest(data: Tensor) -> int:
         total = total * 31 + (block * weights[: len(block)]).sum() * (2 * number + 1)
     rest = data[len(words) * 8 :].long()
     total = total * 31 + (rest * (torch.arange(len(rest), device=data.device) * 2 + 1)).sum()
-    return int(total) & (2**63 - 1)
+    return int(total)
 
 
 # 2**64 over the golden ratio, as a signed number: neighbouring places get weights that have nothing in common.
