@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any
 
 from hypic.errors import ConfigError
+from hypic.store_spec import TierSpec, parse_bytes, parse_store
 from hypic.types import Policy, _one_of
 
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("safetensors", "dummy")
-
-
-def parse_bytes(text: str | int) -> int:
-    """Bytes from ``8589934592``, ``"8GiB"`` or ``"500 MB"``.
-
-    Raises:
-        ConfigError: the text is not a number with a known unit.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-    if match is None or match[2] not in _UNITS:
-        raise ConfigError(f"{text!r} is not a size; write bytes or a number with {', '.join(u for u in _UNITS if u)}.")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 @dataclass(frozen=True)
@@ -31,8 +18,9 @@ class EngineConfig:
     """Settings of one engine.
 
     ``memory`` sizes the one pool of pages and state slots: bytes, a size such as ``"8GiB"``, or a
-    share of what is free as a float in (0, 1); half by default. ``store`` caps what unpinned
-    entries may hold in it (``"device://2GiB"``; by default all that requests do not use).
+    share of what is free as a float in (0, 1); half by default. ``store`` says where cached entries are kept
+    (``"device://8GiB,host://32GiB,disk:///path?size=200GiB"``, any of them): ``device`` caps what unpinned entries may
+    hold of the pool (by default all that requests do not use), ``host`` and ``disk`` take what falls out of it.
     ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
     adapter, a folder or a repository, merged into the weights when they are loaded. ``workers`` counts processes with a
     replica of the model each, this one included; ``memory`` in bytes and ``threads`` are each one's own.
@@ -88,14 +76,16 @@ class EngineConfig:
         return parse_bytes(self.memory)
 
     @property
+    def tiers(self) -> tuple[TierSpec, ...]:
+        """Where entries are kept besides the pool."""
+        specs = () if self.store is None else parse_store(self.store)
+        return tuple(spec for spec in specs if spec.scheme != "device")
+
+    @property
     def store_bytes(self) -> int | None:
-        """Cap on what cached entries may hold, or ``None`` for no cap of their own."""
-        if self.store is None:
-            return None
-        scheme, separator, size = self.store.partition("://")
-        if scheme != "device" or not separator:
-            raise ConfigError(f"store is {self.store!r}; only 'device://SIZE' is supported, e.g. 'device://2GiB'.")
-        return parse_bytes(size)
+        """Cap on what cached entries may hold in the pool, or ``None`` for no cap of their own."""
+        specs = () if self.store is None else parse_store(self.store)
+        return next((spec.budget_bytes for spec in specs if spec.scheme == "device"), None)
 
     @classmethod
     def of(cls, **settings: Any) -> EngineConfig:

@@ -29,7 +29,7 @@ def _check_label(label: str, value: object) -> None:
     """A label is text that can be written down, or nothing."""
     is_text = isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     if value is not None and not is_text:
-        raise ConfigError(f"a segment's {label} is {value!r}; use Unicode text or None.")
+        raise ConfigError(f"{label} is {value!r}; use Unicode text or None.")
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class Segment:
     ``name`` and ``source`` are labels for reports and ``LLM.forget``; they never enter the
     identity of a cached entry. ``namespace`` does: entries are not shared across namespaces.
     ``cache=None`` lets kind and position decide, ``True`` forces a segment, ``False`` live text.
+    ``ttl_s`` are the seconds after which what is cached of the text is forgotten.
 
     Raises:
-        ConfigError: ``kind`` is none of ``Kind``.
+        ConfigError: ``kind`` is none of ``Kind``, or ``ttl_s`` is no positive number.
         PromptError: ``text`` is not a ``str``.
     """
 
@@ -51,6 +52,7 @@ class Segment:
     source: str | None = None
     namespace: str | None = None
     cache: bool | None = None
+    ttl_s: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -59,7 +61,10 @@ class Segment:
             )
         _one_of("a segment's kind", self.kind, get_args(Kind))
         for label in ("name", "source", "namespace"):
-            _check_label(label, getattr(self, label))
+            _check_label(f"a segment's {label}", getattr(self, label))
+        ttl = self.ttl_s
+        if ttl is not None and not (isinstance(ttl, (int, float)) and not isinstance(ttl, bool) and 0 < ttl < 2**53):
+            raise ConfigError(f"a segment's ttl_s is {ttl!r}; pass seconds above 0, or None to keep it.")
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,15 @@ class Prompt:
     """Segments followed by live text: one system message (kind ``system``) and one user message.
 
     ``glue`` is the live text between the pieces of a message, left out beside white space that was
-    taken off a segment. ``template=False`` skips the chat template (base models).
+    taken off a segment. ``template=False`` skips the chat template (base models). ``namespace`` is that
+    of the tail, and of segments that name none: what is cached of a prompt is shared within it only.
     """
 
     segments: Sequence[Segment] = ()
     tail: str = ""
     glue: str = "\n\n"
     template: bool = True
+    namespace: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.segments, (str, Segment)):
@@ -84,6 +91,7 @@ class Prompt:
                 raise PromptError(f"segments holds a {type(segment).__name__}; wrap each text as Segment(text).")
         if not isinstance(self.tail, str):
             raise PromptError(f"the tail is {type(self.tail).__name__}, not str; pass the question as text.")
+        _check_label("a prompt's namespace", self.namespace)
 
 
 PromptLike = Prompt | str | Sequence[Message]

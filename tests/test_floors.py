@@ -22,6 +22,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.version",),
     ("hypic.errors",),
     ("hypic.types",),
+    ("hypic.store_spec",),
     ("hypic.config",),
     ("hypic.engine.affine",),
     ("hypic.engine.linear",),
@@ -45,6 +46,8 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.graphs",),
     ("hypic.engine.runner",),
     ("hypic.engine.request",),
+    ("hypic.engine.jobs",),
+    ("hypic.engine.lookup",),
     ("hypic.engine.admission",),
     ("hypic.engine.scheduler",),
     ("hypic.engine.report",),
@@ -90,7 +93,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.config")
+_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.store_spec", "hypic.config")
 _FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
 # Which rooms may import a package of other people.
 ROOMS: Mapping[str, tuple[str, ...]] = {

@@ -40,6 +40,7 @@ def calibrate(runner: Runner, max_step_tokens: int) -> tuple[EncodeCost, Canary]
             break
     canary = _canary(engine, min(CANARY_TOKENS, longest))
     engine.store.clear()
+    engine.close()
     return EncodeCost.fit(measured), canary
 
 

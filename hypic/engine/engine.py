@@ -18,9 +18,13 @@ from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
 from hypic.engine.scheduler import Scheduler, Work
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.opening import open_store
 from hypic.engine.watch import ReuseWatch
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
+from hypic.store_spec import TierSpec
 from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
+
+LOADING_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,18 @@ class Engine:
     """See the module's docstring; ``loop.py`` drives it."""
 
     def __init__(
-        self, runner: Runner, vocabulary: Vocabulary, max_running: int, max_step_tokens: int, store_bytes: int | None
+        self,
+        runner: Runner,
+        vocabulary: Vocabulary,
+        max_running: int,
+        max_step_tokens: int,
+        store_bytes: int | None,
+        tiers: Sequence[TierSpec] = (),
     ) -> None:
         self.runner, self.vocabulary = runner, vocabulary
         self.store = DeviceStore(runner.pool, store_bytes)
-        self.admission = Admission(runner.pool, self.store, runner.max_context)
+        self.tiers = open_store(self.store, runner.identity, tiers)
+        self.admission = Admission(runner.pool, self.store, self.tiers, runner.max_context)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler = Sampler()
         self.watch = ReuseWatch()
@@ -125,14 +136,29 @@ class Engine:
         """One forward for all that can run. ``is_stalled`` says that nothing can before other workers have answered."""
         work = self.scheduler.schedule()
         done = self._failures() + self._warmed()
-        self.is_stalled = work is None and not done and self.scheduler.is_waiting_for_others
+        is_loading = self.scheduler.is_loading
+        self.is_stalled = work is None and not done and not is_loading and self.scheduler.is_waiting_for_others
         if work is None:
+            if not done and is_loading:
+                self.tiers.wait(LOADING_S)
             return done
+        began = time.perf_counter()
         try:
             result = self.runner.run(work.chains)
         except torch.OutOfMemoryError:
             return done + self._out_of_memory(work)
-        return done + self.settle(work, result)
+        settled = self.settle(work, result)
+        if work.encodes:
+            self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), time.perf_counter() - began)
+        return done + settled
+
+    def tend(self) -> bool:
+        """Something to do while there is nothing to do: save an entry; whether there was one."""
+        return self.tiers.tend()
+
+    def close(self) -> None:
+        """Save what is to outlive this process, and end the store's threads."""
+        self.tiers.close()
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:
         """Store new segments, append tokens, free what is finished."""
@@ -210,7 +236,7 @@ class Engine:
 
     def _is_warm(self, request: Request) -> bool:
         held = request.held
-        return held is not None and not any(key in self.admission.encoding for key in held.entries)
+        return held is not None and not held.wanted and not any(self.admission.jobs.has(key) for key in held.entries)
 
     def _failures(self) -> list[Emission]:
         failures, self.scheduler.failures = self.scheduler.failures, []

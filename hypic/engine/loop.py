@@ -96,6 +96,7 @@ class EngineLoop:
             self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self.engine.close()
         self._engine = None  # weights and pool go with it
 
     def check_process(self) -> None:
@@ -128,13 +129,20 @@ class EngineLoop:
 
     def _receive(self) -> bool:
         """Take in what has come, waiting if there is nothing to do; false when closed."""
-        message = self._next(wait=not self.engine.has_work or self.engine.is_stalled)
+        message = self._next(wait=self._is_idle() or self.engine.is_stalled)
         while message is not False:
             if message is None:
                 return False
             self._handle(message)  # type: ignore[arg-type]
-            message = self._next(wait=not self.engine.has_work)
+            message = self._next(wait=self._is_idle())
         return True
+
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do but wait; what the engine puts off until then is done first."""
+        while not self.engine.has_work and self._inbox.empty():
+            if not self.engine.tend():
+                return True
+        return not self.engine.has_work
 
     def _next(self, wait: bool) -> _Submit | _Abort | _Call | None | bool:
         try:

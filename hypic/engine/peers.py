@@ -33,7 +33,7 @@ from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.view import View
 from hypic.engine.parallel.wants import Pending, Wants
 from hypic.engine.payload import difference, incoming
-from hypic.engine.request import Encode, Request
+from hypic.engine.request import Encode
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.image import EntryImage
 from hypic.errors import StoreCorrupt
@@ -87,7 +87,7 @@ class Counts:
 
 
 class Peers:
-    """Implements ``admission.Away`` on the engine's thread, and ``caller.Events`` on the connections' threads.
+    """Implements ``jobs.Away`` on the engine's thread, and ``caller.Events`` on the connections' threads.
 
     ``post`` runs something on the engine's thread. ``report`` is told of a peer that fails: rank, generation, how often
     in a row, why. ``planner`` is a name of ``parallel.assign.PLANNERS``.
@@ -120,7 +120,7 @@ class Peers:
 
     # -- on the engine's thread --------------------------------------------------------------------------------------
 
-    def offer(self, request: Request, jobs: Sequence[Encode]) -> None:
+    def offer(self, jobs: Sequence[Encode]) -> None:
         """Give away what others have sooner; the rest stays where it is."""
         started = time.monotonic()
         self._place([job for job in jobs if job.base is None and not job.is_alone and not job.done], 0)
@@ -175,7 +175,7 @@ class Peers:
             return
         made.taken()
         _note(job, pending, message)
-        engine.admission.arrived(job, image)
+        engine.admission.jobs.came(job, image)
         self.counts.came += 1
         self.counts.fetched += message.was_held
         self.counts.last_came_s = time.monotonic()

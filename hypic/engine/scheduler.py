@@ -1,8 +1,7 @@
 """When what runs, and in what company: encodes, prefill in pieces, decode, preemption.
 
-A request is admitted whole or not at all, so requests that each hold a part cannot wait for each other. Two requests
-that need the same cold segment share one ``Encode``. Pages for generated tokens are taken as they come; when none is
-left, the youngest request starts again later and keeps what it has generated.
+Two requests that need the same cold segment share one ``Encode``. Pages for generated tokens are taken as they come;
+when none is left, the youngest request starts again later and keeps what it has generated.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 from hypic.engine.admission import Admission
 from hypic.engine.batch import Chain
@@ -21,6 +22,7 @@ from hypic.errors import HypicError, StoreFull
 
 MIN_SNAPSHOT_TOKENS = 32
 MIN_PREFILL_TOKENS = 64
+PREFETCHED = 4
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,8 @@ class Scheduler:
 
     @property
     def is_waiting_for_others(self) -> bool:
-        """Whether segments are being encoded elsewhere, and no request is kept from running by anything else."""
-        has_alone = any(request.plan.policy.deterministic for request in self.running.values())
-        return not has_alone and any(job.away for job in self.admission.encoding.values())
+        """Whether segments are being encoded by other workers."""
+        return any(job.away for job in self.admission.encoding.values())
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -113,20 +114,47 @@ class Scheduler:
 
     def schedule(self) -> Work | None:
         """What to run next, or ``None`` if nothing can."""
+        self._take_in()
+        for request in self.running.values():  # before others come, who want memory too
+            self.admission.advance(request)
         self._admit()
+        self._take_in()
         work = Work()
         alone = [request for request in self.running.values() if request.plan.policy.deterministic]
         together = [request for request in self.running.values() if not request.plan.policy.deterministic]
-        self._alone_next = bool(alone) and (self._alone_next or not together)
-        if self._alone_next:
-            self._fill_alone(work, alone[0])
-        else:
-            self._fill(work, together)
+        turns = [partial(self._fill_alone, work, alone), partial(self._fill, work, together)]
         self._alone_next = not self._alone_next
-        return work if work.requests or work.encodes else None
+        for fill in turns if self._alone_next else reversed(turns):
+            fill()
+            if work.requests or work.encodes:
+                return work
+        self._unblock()
+        return None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether entries are on their way from a tier below."""
+        return bool(self.admission.jobs.loading)
+
+    def _take_in(self) -> None:
+        """Entries that have been loaded; who waits for one that did not come starts again, and encodes it."""
+        for request in self.admission.jobs.arrive():
+            self.preempt(request)
+
+    def _unblock(self) -> None:
+        """Nothing can run and nothing is on its way: requests hold what others need, so the youngest starts again."""
+        blocked = [request for request in self.running.values() if request.max_tokens]
+        if not blocked or self.is_loading or self.is_waiting_for_others:
+            return
+        if len(self.running) > 1:
+            self.preempt(blocked[-1])
+        else:
+            self._fail(blocked[0], StoreFull("memory is too small for this prompt; raise memory= or shorten it."))
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_running:
+        for request in islice(self.waiting, PREFETCHED):
+            self.admission.prefetch(request)
+        while self.waiting and len(self.running) < min(self.max_running, self.admission.most_running):
             request = self.waiting[0]
             if self.admission.place(request):
                 self.running[self.waiting.popleft().id] = request
@@ -147,11 +175,18 @@ class Scheduler:
             if budget > 0 and not request.is_decoding and request.id in self.running:
                 budget -= self._prefill(work, request, budget)
 
-    def _fill_alone(self, work: Work, request: Request) -> None:
+    def _fill_alone(self, work: Work, alone: list[Request]) -> None:
         """A deterministic request shares no batch, and its segments are encoded one at a time."""
+        for request in alone:
+            if request.id in self.running and not work.requests and not work.encodes:
+                self._run_alone(work, request)
+
+    def _run_alone(self, work: Work, request: Request) -> None:
         jobs = [job for job in self.admission.encoding.values() if request.id in job.waiters]
         if jobs:
             self._encode(work, self.max_step_tokens, jobs[:1])
+        elif any(request.id in job.waiters for job in self.admission.jobs.loading.values()):
+            return  # its steps are the same whether its segments are loaded or there
         elif request.is_decoding:
             self._decode(work, request)
         else:
@@ -177,7 +212,7 @@ class Scheduler:
         finishing = {run.job.entry.key for run in work.encodes if run.reached == len(run.job.entry.ids)}
 
         def is_ready(entry: CachedSegment) -> bool:
-            return entry.key in finishing or entry.key not in self.admission.encoding
+            return entry.key in finishing or not self.admission.jobs.has(entry.key)
 
         def snapshot_slot(mark: Mark) -> int | None:
             return self._snapshot_slot(work, request, mark)
@@ -226,8 +261,7 @@ class Scheduler:
 
     def discard(self, request: Request) -> None:
         """Take a request out that ended non-finite, with the entries it used: one of them may be the cause."""
-        held = request.held
-        used = [] if held is None else [*held.entries, *([held.snapshot.key] if held.snapshot else [])]
+        used = [] if request.held is None else request.held.used
         self.remove(request)
         for key in used:
             self.store.remove(key)
@@ -253,15 +287,16 @@ class Scheduler:
             request = run.request
             request.computed += 0 if request.is_decoding else run.chain.num_tokens
             request.done, request.initial_slot = run.reached, run.chain.final_slot
+            self.admission.settle(request)
         return failed
 
     def _settle_encode(self, run: EncodeRun, is_broken: bool) -> None:
         next(iter(run.job.waiters.values())).encoded += run.chain.num_tokens
         run.job.done = run.reached
         if is_broken:
-            self.admission.broken(run.job)
+            self.admission.jobs.broken(run.job)
         elif run.reached == len(run.job.entry.ids):
-            self.admission.stored(run.job)
+            self.admission.jobs.stored(run.job)
 
     def _settle_snapshot(self, taken: SnapshotTaken, is_broken: bool) -> None:
         if is_broken:

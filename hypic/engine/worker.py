@@ -165,7 +165,7 @@ class Worker:
             *(self._me, engine, self._loop.post, self._cost, self._canary, lambda *_: None),
             planner=self._spec.planner,
         )
-        engine.admission.away = peers
+        engine.admission.jobs.away = peers
         return peers
 
     def _forget(self, message: Forget) -> None:
@@ -206,7 +206,7 @@ def start(spec: WorkerSpec) -> Worker:
     runner = Runner.load(folder, config)
     step_tokens = min(config.max_step_tokens, BATCH_TOKENS)
     cost, canary = calibrate(runner, step_tokens)
-    loop = EngineLoop(Engine(runner, vocabulary, config.max_running, step_tokens, config.store_bytes))
+    loop = EngineLoop(Engine(runner, vocabulary, config.max_running, step_tokens, config.store_bytes, config.tiers))
     device = runner.pool.device
     me = Self(spec.rank, spec.generation, spec.secret, device, device_name(device), spec.carrier)
     return Worker(spec, loop, me, cost, canary)

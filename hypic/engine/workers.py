@@ -107,7 +107,7 @@ class Workers:
         self._listener = Listener(me, setup.host, Lending(loop, OWN_GENERATION))
         self._peers = Peers(me, engine, loop.post, cost, canary, self._failed, setup.patience, setup.planner)
         self._router = Router(loop, runner.identity, self)
-        engine.admission.away = self._peers
+        engine.admission.jobs.away = self._peers
         return Hello(
             *(0, OWN_GENERATION, os.getpid(), self.supervisor.host, self._listener.port, me.device_name),
             *(runner.identity.fingerprint, to_json(cost)),
@@ -275,7 +275,7 @@ def _start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, workers: 
         torch.set_num_threads(own.threads)
     runner = Runner.load(folder, replace(own, device=device_for(0, config)))
     measured = None if workers is None else calibrate(runner, own.max_step_tokens)
-    loop = EngineLoop(Engine(runner, vocabulary, own.max_running, own.max_step_tokens, own.store_bytes))
+    loop = EngineLoop(Engine(runner, vocabulary, own.max_running, own.max_step_tokens, own.store_bytes, own.tiers))
     try:
         router = workers.join(loop, *measured) if workers is not None and measured is not None else None
     except BaseException:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypic.engine.admission import Admission
 from hypic.engine.affine import Affine, identity
 from hypic.engine.batch import InteriorLink
+from hypic.engine.jobs import Jobs
 from hypic.engine.layers import linear_attention
 from hypic.engine.plan import Interior
 from hypic.engine.request import Request
@@ -57,14 +57,14 @@ def shift_seam(by: int) -> Inject:
     """What is cached of the recurrence begins that many tokens after the seam's end."""
 
     def inject(patch: pytest.MonkeyPatch) -> None:
-        sound = Admission._begin
+        sound = Jobs.encode
 
-        def faulty(self: Admission, request: Request, span: Interior, base: Any) -> Any:
-            job = sound(self, request, span, base)
+        def faulty(self: Jobs, request: Request, span: Interior, pages: Any, base: Any) -> Any:
+            job = sound(self, request, span, pages, base)
             job.seam += by
             return job
 
-        patch.setattr(Admission, "_begin", faulty)
+        patch.setattr(Jobs, "encode", faulty)
 
     return inject
 

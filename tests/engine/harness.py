@@ -237,12 +237,14 @@ class Bench:
         page_size: int = 16,
         store_bytes: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
+        store: str | None = None,
     ) -> None:
         self.watched = _Watched(getattr(loaded.model, "model", loaded.model))
         pool = SizedPool(loaded, page_size, sizes)
         runner = Runner(self.watched, pool, loaded.identity, max_context, loaded.weight_bytes)  # type: ignore[arg-type]
         vocabulary = Vocabulary(lambda ids: "".join(chr(0x4E00 + i) for i in ids), eos_ids)
-        self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes)
+        tiers = EngineConfig(store=store).tiers
+        self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes, tiers)
         self.pool, self.store, self.at_start = pool, self.engine.store, pool.free
         self.answers: dict[str, Answer] = {}
         self.restarts: dict[str, int] = {}
@@ -372,6 +374,7 @@ class Bench:
         states, transitions, pages = [], [], []
         jobs = list(self.engine.admission.encoding.values())
         entries = [*self.store, *(job.entry for job in jobs)]
+        entries += [load.entry for load in self.engine.admission.jobs.loading.values()]
         for entry in entries:
             states.append(entry.state_slot)
             transitions += [entry.transition_slot] if entry.transition_slot is not None else []
@@ -384,7 +387,8 @@ class Bench:
         for request in self.engine.scheduler.running.values():
             assert request.held is not None
             states.append(request.held.state_slot)
-            pages += request.held.pages
+            pages += request.held.pages + request.held.spare
+            pages += [page for _, folded in request.held.folded for page in folded]
             used = [*request.held.entries.values(), *([request.held.snapshot] if request.held.snapshot else [])]
             for entry in used:
                 pins[entry.key] = pins.get(entry.key, 0) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -158,8 +159,8 @@ def snapshot_fault(fault: str, patch: pytest.MonkeyPatch) -> None:
     if fault == "wrong state":
         sound = Admission._hold
 
-        def faulty(self: Admission, request: Request, found) -> None:  # type: ignore[no-untyped-def]
-            sound(self, request, found)
+        def faulty(self: Admission, request: Request, *args: Any, **named: Any) -> None:
+            sound(self, request, *args, **named)
             request.initial_slot = 0
 
         patch.setattr(Admission, "_hold", faulty)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hypic.engine.pool import Layout, LinearShape, Need, Pool
-from hypic.engine.segment import CachedSegment, Identity
+from hypic.engine.segment import CachedSegment, Identity, Label
 from hypic.errors import StoreCorrupt
 
 HOST = torch.device("cpu")
@@ -57,6 +57,8 @@ class EntryImage:
     namespace: str | None = None
     name: str | None = None
     source: str | None = None
+    labels: frozenset[Label] = frozenset()
+    expires_s: float | None = None
 
     @property
     def num_cached(self) -> int:
@@ -105,6 +107,8 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity, device: torch.d
         namespace=entry.namespace,
         name=entry.name,
         source=entry.source,
+        labels=frozenset(entry.labels),
+        expires_s=entry.expires_s,
     )
 
 
@@ -143,6 +147,8 @@ def take(pool: Pool, image: EntryImage) -> CachedSegment:
         source=image.source,
         namespace=image.namespace,
         deterministic=image.deterministic,
+        labels=set(image.labels),
+        expires_s=image.expires_s,
     )
 
 

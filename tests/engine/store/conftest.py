@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
-from hypic.engine.segment import CachedSegment, Identity
+from hypic.engine.segment import CachedSegment, Identity, Label
 from hypic.engine.store import image
 from hypic.engine.store.image import EntryImage
 
@@ -44,7 +44,18 @@ def make_entry(pool: Pool, number: int, num_tokens: int = 11, namespace: str | N
             tensor[slot] = torch.randn(tensor[slot].shape, generator=generator)
     num_bytes = len(pages) * pool.page_bytes + pool.layout.state_bytes + pool.layout.transition_bytes
     return CachedSegment(
-        key, ids, slots, tuple(pages), state, transition, num_bytes, f"name {number}", "source", namespace
+        key,
+        ids,
+        slots,
+        tuple(pages),
+        state,
+        transition,
+        num_bytes,
+        f"name {number}",
+        "source",
+        namespace,
+        labels={Label(f"name {number}", "source", namespace), Label("other")},
+        expires_s=1e12 + number / 3,
     )
 
 
@@ -55,7 +66,7 @@ def make_image(number: int = 1, num_tokens: int = 11, namespace: str | None = No
 
 def same_images(a: EntryImage, b: EntryImage) -> bool:
     """Equal in every field and every bit."""
-    fields = ("key", "ids", "seam", "identity", "is_snapshot", "deterministic", "namespace", "name", "source")
+    fields = "key ids seam identity is_snapshot deterministic namespace name source labels expires_s".split()
     ours, theirs = a.tensors, b.tensors
     return (
         all(getattr(a, field) == getattr(b, field) for field in fields)

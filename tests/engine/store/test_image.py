@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load as load_safetensors
 
 from hypic.engine.segment import CachedSegment, Identity
 from hypic.engine.store import encoding, image
+from hypic.engine.store.header import CHECKSUM
 from hypic.engine.store.image import EntryImage
 from hypic.errors import StoreCorrupt
 from tests.engine.store.conftest import IDENTITY, LAYOUT, make_entry, make_image, make_pool, same_images
@@ -116,7 +118,7 @@ def forged(change: dict[str, object], tensors: dict[str, object] | None = None) 
     text += b" " * (-(8 + len(text)) % 64)
     buffer = encoding.as_buffer(bytearray(len(text).to_bytes(8, "little") + text + data[8 + length :]))
     digits = encoding.as_buffer(encoding.checksum(buffer).encode())
-    buffer[encoding.CHECKSUM] = digits
+    buffer[CHECKSUM] = digits
     return buffer
 
 
@@ -130,6 +132,11 @@ HOSTILE = [
     ({"snapshot": "2"}, {}),
     ({"key": "zz"}, {}),
     ({"name": 5}, {}),
+    ({"labels": "[[1, 2, 3]]"}, {}),
+    ({"labels": "[[null]]"}, {}),
+    ({"labels": "7"}, {}),
+    ({"expires_s": "never"}, {}),
+    ({"expires_s": "nan"}, {}),
     ({}, {"ids": None}),
     ({}, {"ids": {"dtype": "I32", "shape": [2**40], "data_offsets": [0, 2**42]}}),
     ({}, {"ids": {"dtype": "F32", "shape": [11], "data_offsets": [0, 44]}}),
@@ -171,7 +178,7 @@ def test_rubbish_is_refused_and_nothing_else_happens(rubbish: bytes, place: int,
 # -- what may be installed -------------------------------------------------------------------------------------------
 
 
-def with_linear(found: EntryImage, **changes: torch.Tensor | None) -> EntryImage:
+def with_linear(found: EntryImage, **changes: Any) -> EntryImage:
     return replace(found, linear=(replace(found.linear[0], **changes), *found.linear[1:]))
 
 
