@@ -16,9 +16,7 @@ from tests.engine.parallel.running import ENCODING, POLICY, Running, cold_prompt
 MAKERS = {"qwen": qwen, "minimax": minimax}
 
 
-@pytest.fixture(scope="module", params=sorted(MAKERS))
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return MAKERS[request.param](tmp_path_factory.mktemp(request.param) / "model")
+CASES = [("qwen", 2, "gloo"), ("qwen", 2, "socket"), ("qwen", 4, "auto"), ("minimax", 2, "auto")]
 
 
 def prompts() -> list[list]:
@@ -33,11 +31,12 @@ def answers(engine: Running) -> list[tuple[int, ...]]:
     return [engine.answer(id)[0] for id in ids]
 
 
-@pytest.mark.parametrize(("num_workers", "carrier"), [(2, "gloo"), (2, "socket"), (4, "auto")])
-def test_workers_give_the_tokens_and_entries_of_one(folder: Path, num_workers: int, carrier: str) -> None:
+@pytest.mark.parametrize(("name", "num_workers", "carrier"), CASES)
+def test_workers_give_the_tokens_and_entries_of_one(tmp_path: Path, name: str, num_workers: int, carrier: str) -> None:
+    folder = MAKERS[name](tmp_path / "model")
     with running(folder, 1) as alone:
         expected, entries = answers(alone), alone.images()
-    with running(folder, num_workers, replace(ENCODING, carrier=carrier)) as engine:
+    with running(folder, num_workers, replace(ENCODING, carrier=carrier, planner="round-robin")) as engine:
         found, images = answers(engine), engine.images()
         counts = engine.workers.peers.counts
         assert counts.came >= 4 and counts.fell_back == 0
