@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from hypic.errors import ConfigError
@@ -13,6 +15,26 @@ DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("safetensors", "dummy")
 
 
+@lru_cache(maxsize=64)
+def _parse_ttl(ttl: float | str | None) -> Mapping[str | None, float]:
+    """Seconds by namespace; under ``None`` those of all others."""
+    named = [rule.strip().rpartition("=") for rule in str(ttl).split(",")] if ttl is not None else []
+    times = {None if space in ("", "*") else space: _seconds(text, ttl) for space, _, text in named}
+    if len(times) < len(named):
+        raise ConfigError(f"ttl is {ttl!r}, which names a namespace twice; give each one time.")
+    return times
+
+
+def _seconds(text: str, ttl: object) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 2**53:
+        raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, such as 3600 or 'alice=3600,*=86400'.")
+    return value
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of one engine.
@@ -21,6 +43,8 @@ class EngineConfig:
     share of what is free as a float in (0, 1); half by default. ``store`` says where cached entries are kept
     (``"device://8GiB,host://32GiB,disk:///path?size=200GiB"``, any of them): ``device`` caps what unpinned entries may
     hold of the pool (by default all that requests do not use), ``host`` and ``disk`` take what falls out of it.
+    ``ttl`` are the seconds after which what is cached is forgotten: a number, or text by namespace such as
+    ``"alice=3600,*=86400"``, in which ``*`` is all others.
     ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
     adapter, a folder or a repository, merged into the weights when they are loaded. ``workers`` counts processes with a
     replica of the model each, this one included; ``memory`` in bytes and ``threads`` are each one's own.
@@ -37,6 +61,7 @@ class EngineConfig:
     max_step_tokens: int = 8192
     page_size: int = 16
     store: str | None = None
+    ttl: float | str | None = None
     policy: Policy = Policy()
     seed: int = 0
     load_format: str = "safetensors"
@@ -63,7 +88,7 @@ class EngineConfig:
         if not isinstance(self.policy, Policy):
             raise ConfigError(f"policy is {self.policy!r}; pass hypic.Policy(...).")
         self.memory_bytes(2**40)
-        _ = self.store_bytes
+        _ = self.store_bytes, self.ttl_s(None)
 
     def memory_bytes(self, free_bytes: int) -> int:
         """Size of the pool, given the bytes that are free once the weights are loaded."""
@@ -74,6 +99,15 @@ class EngineConfig:
                 )
             return int(free_bytes * self.memory)
         return parse_bytes(self.memory)
+
+    def ttl_s(self, namespace: str | None) -> float | None:
+        """Seconds after which what is cached in a namespace is forgotten, or ``None``.
+
+        Raises:
+            ConfigError: ``ttl`` cannot be read.
+        """
+        times = _parse_ttl(self.ttl)
+        return times.get(namespace, times.get(None))
 
     @property
     def tiers(self) -> tuple[TierSpec, ...]:

@@ -25,7 +25,7 @@ class Loop(Protocol):
 class Stream(Iterator[Completion]):
     """The pieces of one answer. Closing it, or dropping it unread or half read, frees all that the request holds."""
 
-    def __init__(self, loop: Loop, inbox: Inbox, task: Task, remember: Callable[[Task, Answer], None]) -> None:
+    def __init__(self, loop: Loop, inbox: Inbox, task: Task, remember: Callable[[Answer], None]) -> None:
         self._loop, self._inbox, self._task, self._remember = loop, inbox, task, remember
         self._answer = Answer()
 
@@ -38,7 +38,7 @@ class Stream(Iterator[Completion]):
             raise StopIteration
         piece = self._answer.take(emission)
         if self._answer.is_over:
-            self._remember(self._task, self._answer)
+            self._remember(self._answer)
         return piece
 
     def close(self) -> None:

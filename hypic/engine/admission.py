@@ -23,6 +23,7 @@ from hypic.engine.pool import Need, Pool
 from hypic.engine.request import Encode, Held, Load, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
 from hypic.engine.store.tiered import Choice, Tiered
 from hypic.errors import PromptTooLong, StoreFull
@@ -37,9 +38,10 @@ class Admission:
     tiers: Tiered
     max_context: int
     history: History = field(default_factory=History)
+    expiry: Expiry = field(default_factory=Expiry)
 
     def __post_init__(self) -> None:
-        self.jobs = Jobs(self.pool, self.store, self.tiers, self.history)
+        self.jobs = Jobs(self.pool, self.store, self.tiers, self.history, self.expiry)
         self.lookup = Lookup(self.pool, self.store, self.tiers, self.jobs, self.history)
 
     @property
@@ -81,6 +83,11 @@ class Admission:
                 if self.store.find(key) is None and not self.jobs.has(key):
                     self.tiers.choose(key, request.plan.segments[span.number].ids)
 
+    def known(self, request: Request) -> tuple[int, int]:
+        """How far a snapshot reaches into a prompt, and how many of the entries behind it are to be encoded."""
+        found = self.lookup.find(request)
+        return found.start, sum(choice.pending is None for choice in found.choices.values())
+
     def place(self, request: Request) -> bool:
         """Take memory for a request, all that it needs or, if that is more than there can be, for a beginning."""
         found = self.lookup.find(request)
@@ -112,7 +119,7 @@ class Admission:
         for key, entry in gone.items():
             held.entries.pop(key, None)
             self.pool.share_pages(entry.pages)
-            held.folded.append((key, entry.pages))
+            held.folded.append(entry)
             self.store.unpin(entry)
 
     def release(self, request: Request) -> None:
@@ -124,7 +131,7 @@ class Admission:
             self.store.unpin(entry)
         if held.snapshot is not None:
             self.store.unpin(held.snapshot)
-        for pages in (held.pages, held.spare, *(pages for _, pages in held.folded)):
+        for pages in (held.pages, held.spare, *(entry.pages for entry in held.folded)):
             self.pool.drop_pages(pages)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
@@ -143,9 +150,13 @@ class Admission:
         self.pool.share_pages(pages)
         own = len(set(pages) & set(held.pages))
         num_bytes = self.pool.layout.state_bytes + own * self.pool.page_bytes
-        num_own = own * self.pool.page_size
-        ids = request.head(length)
-        return CachedSegment(digest, ids, slots, tuple(pages), state_slot, None, num_bytes, num_own=num_own)
+        taken = CachedSegment(digest, request.head(length), slots, tuple(pages), state_slot, None, num_bytes)
+        taken.num_own, taken.is_forgotten = own * self.pool.page_size, request.is_forgotten
+        within = [planned for planned in request.prompt.segments if planned.origin < length]
+        keys = {planned.key for planned in within}
+        inside = [entry for entry in held.parts if entry.is_snapshot or entry.key in keys]
+        self.expiry.label_snapshot(taken, request.prompt.labels(length), [p.segment for p in within], inside)
+        return taken
 
     # -- taking it ---------------------------------------------------------------------------------------------------
 
@@ -184,8 +195,22 @@ class Admission:
         request.done = request.last_mark = start
         request.placed_s = request.placed_s if request.placed_s is not None else time.perf_counter()
         request.initial_slot = found.snapshot.state_slot if found.snapshot is not None else 0
-        self.store.count(1 if found.snapshot is not None else 0, 0)
         self._map_rows(request, start)
+        self._label_head(request, found)
+
+    def _label_head(self, request: Request, found: Found) -> None:
+        """A snapshot, and the segments that it holds, are known by the names that this request calls them."""
+        if found.snapshot is None:
+            return
+        self.store.count(1, 0)
+        found.snapshot.num_hits += 1
+        within = [planned for planned in request.plan.segments if planned.origin < found.start]
+        for planned in within:
+            entry = None if planned.key is None else self.store.find(planned.key)
+            if entry is not None:
+                self.expiry.label(entry, planned.segment)
+        labels = request.plan.labels(found.start)
+        self.expiry.label_snapshot(found.snapshot, labels, [planned.segment for planned in within], ())
 
     def _map_rows(self, request: Request, start: int) -> None:
         """Token slots by position: the snapshot's, and the request's own for rows."""
@@ -213,6 +238,7 @@ class Admission:
             held.wanted.popleft()
             held.entries[entry.key], held.last[entry.key] = entry, span.stop
             held.slots[span.start : span.stop] = entry.kv_slots
+            self.expiry.label(entry, request.plan.segments[span.number].segment)
             if held.in_pieces and request.plan.policy.deterministic:
                 break
         if not held.wanted:
@@ -233,6 +259,7 @@ class Admission:
         if entry is None or known is not None:
             return entry
         request.outcomes.setdefault(key, ("hit", ""))
+        entry.num_hits += 1
         if job is not None:
             return self._joined(request, job)
         self.store.count(1, 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +19,7 @@ from hypic.engine.request import Request
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
 from hypic.engine.scheduler import Scheduler, Work
+from hypic.engine.segment import CachedSegment
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.opening import open_store
 from hypic.engine.watch import ReuseWatch
@@ -25,6 +28,9 @@ from hypic.store_spec import TierSpec
 from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
 
 LOADING_S = 0.002
+# Heads that may wait for an idle moment, and tokens that one may cost beside the new ones.
+MAX_HEADS = 64
+MAX_HEAD_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,8 @@ class Task:
     """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else.
 
     ``stays``: no other worker is asked for any part of it. ``generated`` is what another worker has answered already:
-    the answer goes on behind it.
+    the answer goes on behind it. ``is_head`` asks for nothing but a snapshot behind its last token, when
+    there is nothing else to do.
     """
 
     id: str
@@ -53,6 +60,7 @@ class Task:
     tokenize_s: float = 0.0
     warm: bool = False
     stays: bool = False
+    is_head: bool = False
     notes: tuple[str, ...] = ()
     generated: tuple[int, ...] = ()
 
@@ -97,12 +105,14 @@ class Engine:
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler = Sampler()
         self.watch = ReuseWatch()
+        self.kept: dict[bytes, CachedSegment] = {}
+        self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
         self._answers: dict[str, _Answer] = {}
         self.is_stalled = False
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self.heads)
 
     def add(self, task: Task) -> None:
         """Queue a request.
@@ -110,6 +120,12 @@ class Engine:
         Raises:
             PromptError, PromptTooLong, StoreFull: it could never run; nothing was computed or stored.
         """
+        if task.is_head:
+            self.heads.append(task)
+        else:
+            self._begin(task)
+
+    def _begin(self, task: Task) -> None:
         planned = plan.make(task.pieces, task.policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
@@ -134,6 +150,9 @@ class Engine:
 
     def step(self) -> list[Emission]:
         """One forward for all that can run. ``is_stalled`` says that nothing can before other workers have answered."""
+        self.expire()
+        if self.heads and not self.scheduler.has_work:
+            self._begin_head(self.heads.popleft())
         work = self.scheduler.schedule()
         done = self._failures() + self._warmed()
         is_loading = self.scheduler.is_loading
@@ -174,10 +193,35 @@ class Engine:
                 failed.add(answer.request.id)
         return emitted + [self._fail(id, _not_finite()) for id in failed] + self._warmed()
 
+    def _begin_head(self, task: Task) -> None:
+        """Compute a head, if it is to be had for a little more than what is new in it."""
+        planned = plan.make(task.pieces, task.policy, self.runner.identity)
+        request = Request(task.id, planned, max_tokens=1)
+        start, num_missing = self.admission.known(request)
+        num_rows, num_new = request.rows_from(start), len(task.pieces[-1].ids)
+        is_there = planned.digest_after(()) in self.store or num_rows <= 1
+        if not is_there and not num_missing and num_rows <= num_new + MAX_HEAD_TOKENS:
+            with suppress(HypicError):  # too long for the context: there will be no next turn
+                self._begin(task)
+
+    def expire(self) -> float | None:
+        """Forget what has lived its time; seconds until the next entry has, or ``None``."""
+        now_s, expiry = time.time(), self.admission.expiry
+        for key in expiry.due(now_s):
+            entry = self.store.find(key)
+            if entry is not None and entry.expires_s is not None and entry.expires_s <= now_s:
+                if self.kept.pop(key, None) is not None:
+                    self.store.unpin(entry)
+                self.store.forget(entry)
+        return None if expiry.next_s is None else expiry.next_s - now_s
+
     # -- one answer --------------------------------------------------------------------------------------------------
 
     def _advance(self, answer: _Answer, token: SampledToken) -> Emission:
         request = answer.request
+        if answer.task.is_head:
+            self._end(answer)
+            return Emission(request.id, Completion(finish_reason="stop"), is_last=True)
         request.generated.append(token.token_id)
         if answer.first_token_s is None:
             answer.first_token_s = time.perf_counter()

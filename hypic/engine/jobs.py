@@ -13,11 +13,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hypic.engine.plan import Interior, label_of
+from hypic.engine.plan import Interior
 from hypic.engine.pool import Need, Pool
 from hypic.engine.request import Encode, Load, Request
-from hypic.engine.segment import CachedSegment
+from hypic.engine.segment import CachedSegment, Label
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
 from hypic.engine.store.image import EntryImage, install
 from hypic.engine.store.threads import Pending
@@ -42,6 +43,7 @@ class Jobs:
     store: DeviceStore
     tiers: Tiered
     history: History
+    expiry: Expiry
     encoding: dict[bytes, Encode] = field(default_factory=dict)
     loading: dict[bytes, Load] = field(default_factory=dict)
     away: Away | None = None
@@ -98,7 +100,6 @@ class Jobs:
             source=planned.segment.source,
             namespace=planned.segment.namespace,
             deterministic=request.plan.policy.deterministic,
-            labels={label_of(planned.segment)},
         )
 
     def begin(self, jobs: Sequence[Encode]) -> None:
@@ -124,6 +125,7 @@ class Jobs:
                 self._lose(job)
                 continue
             del self.loading[key]
+            self.expiry.watch(job.entry)
             self.store.put(job.entry, is_new=False)
         return list(stranded.values())
 
@@ -133,7 +135,9 @@ class Jobs:
         self._end(job)
         self.store.put(job.entry)
         self.tiers.made(job.entry)
-        self.history.stored(job.entry.name, job.entry.source, job.entry.key)
+        if not job.entry.is_forgotten:
+            entry = job.entry
+            self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
 
     def came(self, job: Encode, image: EntryImage) -> None:
         """A segment's entry came from another worker; the image was checked."""

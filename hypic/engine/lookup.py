@@ -10,6 +10,7 @@ from hypic.engine.pool import Need, Pool
 from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import is_over
 from hypic.engine.store.history import History
 from hypic.engine.store.tiered import Choice, Tiered
 
@@ -51,7 +52,7 @@ class Lookup:
         snapshot = next((entry for mark in reversed(request.plan.marks) if (entry := self._at(request, mark))), None)
         wanted = request.keys(snapshot.num_cached if snapshot is not None else 0)
         segments = request.plan.segments
-        found = {key: self.store.get(key, segments[span.number].ids) for key, span in wanted.items()}
+        found = {key: self._fresh(self.store.get(key, segments[s.number].ids)) for key, s in wanted.items()}
         missing = {k: s for k, s in wanted.items() if found[k] is None and not self.jobs.has(k)}
         choices = {key: self.tiers.choose(key, segments[span.number].ids) for key, span in missing.items()}
         bases = self._bases(request, {key: span for key, span in missing.items() if choices[key].pending is None})
@@ -61,7 +62,14 @@ class Lookup:
     def _at(self, request: Request, mark: Mark) -> CachedSegment | None:
         if mark.digest not in self.store:
             return None
-        return self.store.get(mark.digest, request.plan.ids[: mark.position])
+        return self._fresh(self.store.get(mark.digest, request.plan.ids[: mark.position]))
+
+    def _fresh(self, entry: CachedSegment | None) -> CachedSegment | None:
+        """An entry, unless its time is over."""
+        if entry is not None and is_over(entry):
+            self.store.forget(entry)
+            return None
+        return entry
 
     def _bases(self, request: Request, missing: dict[bytes, Interior]) -> dict[bytes, CachedSegment]:
         """Entries that missing ones continue: what was encoded last under the same name, if the text only grew.
@@ -76,7 +84,7 @@ class Lookup:
     def _base(self, request: Request, span: Interior) -> CachedSegment | None:
         planned, seam = request.plan.segments[span.number], request.plan.policy.seam
         key = self.history.previous(planned.segment)
-        base = None if key is None else self.store.find(key)
+        base = None if key is None else self._fresh(self.store.find(key))
         if base is None or base.is_snapshot or base.namespace != planned.segment.namespace:
             return None
         is_grown = len(base.ids) < len(planned.ids) and planned.ids[: len(base.ids)] == base.ids

@@ -130,10 +130,11 @@ class EngineLoop:
     def _receive(self) -> bool:
         """Take in what has come, waiting if there is nothing to do; false when closed."""
         message = self._next(wait=self._is_idle() or self.engine.is_stalled)
-        while message is not False:
+        while message is not False or not self.engine.has_work:
             if message is None:
                 return False
-            self._handle(message)  # type: ignore[arg-type]
+            if not isinstance(message, bool):
+                self._handle(message)
             message = self._next(wait=self._is_idle())
         return True
 
@@ -145,8 +146,10 @@ class EngineLoop:
         return not self.engine.has_work
 
     def _next(self, wait: bool) -> _Submit | _Abort | _Call | None | bool:
+        """The next message; ``False`` if there is none, or none until an entry's time is over."""
+        timeout_s = self.engine.expire() if wait else None
         try:
-            return self._inbox.get(block=wait)
+            return self._inbox.get(block=wait, timeout=timeout_s)
         except queue.Empty:
             return False
 
@@ -160,7 +163,8 @@ class EngineLoop:
             self._begin(message)
 
     def _begin(self, message: _Submit) -> None:
-        self._sinks[message.task.id] = message.sink
+        if not message.task.is_head:  # nobody waits for one, and it may never be begun
+            self._sinks[message.task.id] = message.sink
         try:
             self.engine.add(message.task)
         except HypicError as error:

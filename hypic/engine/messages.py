@@ -90,7 +90,7 @@ def split_parts(blocks: Iterable[Segment], glue: str, *, at_head: bool = False) 
         body = block.text.strip()
         if not _is_segment(block, at_head and index == 0):
             live, glued = live + (glue if glued else "") + block.text, True
-            spaces |= {block.namespace} - {None}
+            spaces |= {block.namespace} if block.namespace is not None else set()
         elif not body:
             live, glued = live + block.text, False
         else:

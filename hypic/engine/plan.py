@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hypic.engine.segment import Identity, Label
+from hypic.engine.segment import Identity, Label, label_of
 from hypic.errors import PromptError
 from hypic.types import Policy, Segment
 
@@ -24,13 +24,14 @@ class Piece:
 
     ``ends_message`` marks a point at which the prompt may later be continued: the end of the
     leading live text and the end of each message's content. A snapshot may be taken there.
-    ``namespaces`` are those of live text; a segment has its own.
+    ``namespaces`` are those of live text; a segment has its own. ``is_answer``: it ends with an answer's own ids.
     """
 
     ids: tuple[int, ...]
     segment: Segment | None = None
     ends_message: bool = False
     namespaces: frozenset[str] = frozenset()
+    is_answer: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,14 @@ class PlannedSegment:
 
 @dataclass(frozen=True)
 class Mark:
-    """A position at which a snapshot may stand, named by the running hash of all before it and by its namespaces."""
+    """A position at which a snapshot may stand, named by the running hash of all before it and by its namespaces.
+
+    Without ``is_taken`` one is only looked for there: an answer that was cut off ends before its last token is run.
+    """
 
     position: int
     digest: bytes
+    is_taken: bool = True
 
 
 @dataclass(frozen=True)
@@ -124,11 +129,6 @@ def _named(digest: Any, spaces: set[str | None]) -> bytes:
     return bytes(named.digest())
 
 
-def label_of(segment: Segment) -> Label:
-    """A segment's label."""
-    return Label(segment.name, segment.source, segment.namespace)
-
-
 def _start(policy: Policy, identity: Identity) -> Any:
     """The running hash before the first token: everything besides tokens that changes a running state."""
     digest = hashlib.sha256(identity.key((), policy.seam if policy.compose != "transition" else 0, None, False))
@@ -156,10 +156,15 @@ class _Builder:
     live_spaces: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     spaces: set[str | None] = field(default_factory=set)
 
-    def live(self, piece: Piece) -> None:
+    def live(self, piece: Piece, digest: Any) -> None:
         if piece.namespaces:
             self.live_spaces.append((len(self.ids), piece.namespaces))
             self.spaces |= piece.namespaces
+        digest.update(_live(piece.ids[:-1]))
+        if piece.is_answer and len(piece.ids) > 1:
+            position = len(self.ids) + len(piece.ids) - 1
+            self.marks.append(Mark(position, _named(digest, self.spaces), is_taken=False))
+        digest.update(_live(piece.ids[-1:]))
         self.row(piece.ids)
 
     def row(self, ids: Sequence[int]) -> None:
@@ -200,8 +205,7 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
     builder, digest = _Builder(policy, identity), _start(policy, identity)
     for number, piece in enumerate(pieces):
         if piece.segment is None:
-            digest.update(_live(piece.ids))
-            builder.live(piece)
+            builder.live(piece, digest)
         else:
             builder.segment(piece, digest, is_last=number == len(pieces) - 1)
         ends = piece.ends_message or (policy.reuse == "prefix" and piece.segment is not None)

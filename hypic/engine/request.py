@@ -35,14 +35,13 @@ class Held:
     in_pieces: bool = False
     last: dict[bytes, int] = field(default_factory=dict)
     entries: dict[bytes, CachedSegment] = field(default_factory=dict)
-    folded: list[tuple[bytes, tuple[int, ...]]] = field(default_factory=list)
+    folded: list[CachedSegment] = field(default_factory=list)
     num_own: int = 0
 
     @property
-    def used(self) -> list[bytes]:
-        """Keys of all that the running state is made of."""
-        head = [] if self.snapshot is None else [self.snapshot.key]
-        return [*head, *(key for key, _ in self.folded), *self.entries]
+    def parts(self) -> list[CachedSegment]:
+        """All that the running state is made of, or will be."""
+        return [*([] if self.snapshot is None else [self.snapshot]), *self.folded, *self.entries.values()]
 
 
 @dataclass(eq=False)
@@ -51,7 +50,8 @@ class Request:
 
     ``plan`` is the prompt's, or, for a request that started again, of the prompt and what it had generated.
     ``continued`` are tokens of new entries, by key, that were taken from older ones; ``tiers`` are those that entries
-    were loaded from. ``stays``: what it needs is encoded here, since another worker asked for it.
+    were loaded from. ``stays``: what it needs is encoded here, since another worker asked for it. Nothing is kept of a
+    request whose text was forgotten while it ran.
     """
 
     id: str
@@ -71,6 +71,7 @@ class Request:
     num_failures: int = 0
     stays: bool = False
     placed_s: float | None = None
+    is_forgotten: bool = False
 
     def __post_init__(self) -> None:
         self.plan = self.prompt
@@ -165,7 +166,7 @@ class Request:
     def _border(self) -> int:
         """Where the next step ends at the latest: for a deterministic request at the next mark, so that its steps are
         the same whether memory has room for snapshots or not."""
-        marks = [mark.position for mark in self.plan.marks if mark.position > self.done]
+        marks = [mark.position for mark in self.plan.marks if mark.is_taken and mark.position > self.done]
         return min(marks) if marks and self.plan.policy.deterministic else self.num_planned
 
     def _is_new(self, position: int) -> bool:
@@ -175,7 +176,7 @@ class Request:
     def _rows(self, start: int, stop: int, snapshot_slot: Callable[[Mark], int | None]) -> list[RowLink]:
         rows, slots = [], self._held().slots
         for mark in self.plan.marks:
-            if start < mark.position <= stop:
+            if mark.is_taken and start < mark.position <= stop:
                 taken = snapshot_slot(mark)
                 if taken is not None:
                     ids = self.plan.ids[start : mark.position]

@@ -77,6 +77,9 @@ class Router:
             self.local.submit(task, sink)
             return
         planned = self._planned(task)
+        if task.is_head:
+            self._send_head(task, sink, able, planned)
+            return
         with self._lock:
             rank = self._choose(able, planned)
             digests = () if planned is None else tuple(mark.digest for mark in planned.marks)
@@ -122,6 +125,13 @@ class Router:
         return {rank: ranks.count(rank) for rank in sorted(set(ranks))}
 
     # -- steps of the above ------------------------------------------------------------------------------------------
+
+    def _send_head(self, task: Task, sink: Sink, able: Mapping[int, int], planned: Plan | None) -> None:
+        """A snapshot is of use where the conversation will go on; whether it is ever made nobody waits to hear."""
+        marks = planned.marks if planned is not None else ()
+        known = next((self._heads[mark.digest] for mark in reversed(marks) if mark.digest in self._heads), 0)
+        if known not in able or not self._remote.ask(known, able[known], task):
+            self.local.submit(task, sink)
 
     def _planned(self, task: Task) -> Plan | None:
         """The plan of a prompt, which names its segments and its head; a prompt that has none is refused elsewhere."""

@@ -225,7 +225,9 @@ class Scheduler:
 
     def _snapshot_slot(self, work: Work, request: Request, mark: Mark) -> int | None:
         """A state slot for a snapshot at ``mark``, if it is worth one and memory has one to spare."""
-        near = mark.position - request.last_mark < MIN_SNAPSHOT_TOKENS
+        # Prefix reuse has nothing but snapshots, so it takes one at every border.
+        least = MIN_SNAPSHOT_TOKENS if request.plan.policy.reuse == "segments" else 1
+        near = mark.position - request.last_mark < least
         if near or mark.digest in self.store or not self.store.make_room(Need(states=1)):
             return None
         request.last_mark = mark.position
@@ -261,7 +263,7 @@ class Scheduler:
 
     def discard(self, request: Request) -> None:
         """Take a request out that ended non-finite, with the entries it used: one of them may be the cause."""
-        used = [] if request.held is None else request.held.used
+        used = [] if request.held is None else [entry.key for entry in request.held.parts]
         self.remove(request)
         for key in used:
             self.store.remove(key)
@@ -306,10 +308,10 @@ class Scheduler:
         self.store.put(self.admission.snapshot(taken.request, mark.digest, mark.position, taken.state_slot))
 
     def finish(self, request: Request) -> None:
-        """End a request that is answered; its running state becomes a snapshot for the next turn."""
+        """End a request that is answered; its running state becomes a snapshot for the next turn, however short."""
         held = request.held
         assert held is not None, "a request finishes while it runs"
-        if request.done - request.last_mark >= MIN_SNAPSHOT_TOKENS and request.prompt.policy.reuse != "none":
+        if request.done > request.last_mark and request.prompt.policy.reuse != "none":
             digest = request.prompt.digest_after(request.head(request.done)[len(request.prompt.ids) :])
             kept = self.admission.snapshot(request, digest, request.done, held.state_slot)
             held.state_slot = 0

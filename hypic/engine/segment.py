@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hypic.types import Segment
+
 Slots = NDArray[np.int64]
 FORMAT_VERSION = 1
 
@@ -51,6 +53,11 @@ class Label:
         return all(given is None or given == own for given, own in wanted)
 
 
+def label_of(segment: Segment) -> Label:
+    """A segment's label."""
+    return Label(segment.name, segment.source, segment.namespace)
+
+
 @dataclass(eq=False)
 class CachedSegment:
     """One entry: ``kv_slots [n]`` are the pool's token slots of the cached tokens, in order.
@@ -59,7 +66,7 @@ class CachedSegment:
     every hit. ``transition_slot`` is ``None`` for a snapshot. ``num_own`` are the tokens of a snapshot that stand in no
     segment. ``pins`` counts requests that use it right now, ``uses`` all that ever did. ``labels`` are all under which
     its text was passed, a snapshot's those of all texts in it. ``expires_s`` is the time (as ``time.time()`` tells it)
-    from which it is no longer used.
+    from which it is no longer used; one that is forgotten goes with its last user.
     """
 
     key: bytes
@@ -78,6 +85,8 @@ class CachedSegment:
     uses: int = field(default=0)
     labels: set[Label] = field(default_factory=set)
     expires_s: float | None = None
+    is_forgotten: bool = False
+    num_hits: int = 0
 
     @property
     def is_snapshot(self) -> bool:

@@ -17,7 +17,7 @@ def task_to_json(task: Task) -> dict[str, Any]:
     pieces = [{"ids": p.ids, "segment": p.segment and asdict(p.segment), "ends": p.ends_message} for p in task.pieces]
     return {
         **{"pieces": pieces, "sampling": asdict(task.sampling), "policy": asdict(task.policy)},
-        **{"tokenize_s": task.tokenize_s, "notes": task.notes, "generated": task.generated},
+        **{"tokenize_s": task.tokenize_s, "notes": task.notes, "generated": task.generated, "is_head": task.is_head},
     }
 
 
@@ -34,6 +34,7 @@ def task_of(id: str, fields: Mapping[str, Any]) -> Task:
             sampling=SamplingParams(**fields["sampling"]),
             policy=Policy(**fields["policy"]),
             tokenize_s=float(fields["tokenize_s"]),
+            is_head=bool(fields["is_head"]),
             notes=tuple(map(str, fields["notes"])),
             generated=tuple(map(_whole, fields["generated"])),
         )

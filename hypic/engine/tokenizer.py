@@ -132,6 +132,11 @@ class Tokenizer:
         if text and kept:
             self._answers.put(text, kept)
 
+    def forget(self, is_meant: Callable[[tuple[int, ...]], bool] | None = None) -> None:
+        """Drop remembered texts whose ids are meant, by default all but generated ones."""
+        for memory in (self._data_ids, *([self._answers] if is_meant is not None else [])):
+            memory.drop(is_meant)
+
     def num_encoded_anew(self, prompt: PromptLike) -> int:
         """How many assistant messages of a prompt will be encoded from their text, their ids not being remembered."""
         texts = [turn.generated_text for turn in split_turns(prompt)]
@@ -165,7 +170,7 @@ class Tokenizer:
         known = None if turn.generated_text is None else self._answers.get(turn.generated_text)
         if known is None:
             return self._pieces(turn.parts)
-        return [Piece(known, ends_message=True, namespaces=turn.parts[0].namespaces)]
+        return [Piece(known, ends_message=True, namespaces=turn.parts[0].namespaces, is_answer=True)]
 
     def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         """One message's content; its last piece is marked as an end."""
@@ -217,6 +222,11 @@ class _IdMemory:
             self._ids[text] = array("I", ids)
             while self._num_ids > self._max_ids:
                 self._num_ids -= len(self._ids.popitem(last=False)[1])
+
+    def drop(self, is_meant: Callable[[tuple[int, ...]], bool] | None) -> None:
+        with self._lock:
+            for text in [t for t, ids in self._ids.items() if is_meant is None or is_meant(tuple(ids))]:
+                self._num_ids -= len(self._ids.pop(text))
 
 
 def _led_into(shown: Sequence[int | tuple[str, bool]], turns: Sequence[Turn]) -> list[Turn]:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from hypic.config import EngineConfig
-from hypic.engine import inspect
+from hypic.engine import forget as forgetting
 from hypic.engine.calibrate import calibrate
 from hypic.engine.engine import Emission, Engine, Vocabulary
 from hypic.engine.lending import Lending, Shown
@@ -48,6 +48,7 @@ from hypic.engine.parallel.transport import device_name
 from hypic.engine.peers import Canary, Peers
 from hypic.engine.runner import Runner
 from hypic.engine.speech import result_to_json, task_of
+from hypic.engine.store.texts import Wanted
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError, WorkerLost
 from hypic.types import Policy
@@ -169,8 +170,11 @@ class Worker:
         return peers
 
     def _forget(self, message: Forget) -> None:
-        forget = partial(inspect.forget, source=message.source, name=message.name, namespace=message.namespace)
-        self._outbox.put(Forgot(message.number, self._loop.call(forget)))
+        wanted = Wanted(message.source, message.name, message.namespace)
+        known = [bytes.fromhex(text) for text in message.texts]
+        found, texts = self._loop.call(partial(forgetting.forget, wanted=wanted, also=known))
+        fresh = () if wanted.is_all else tuple(needle.hex() for needle in texts.needles - set(known))
+        self._outbox.put(Forgot(message.number, asdict(found), fresh))
 
     def _beat(self) -> None:
         """A heart that beats on the engine's thread: a step that never ends is no life."""
@@ -206,10 +210,17 @@ def start(spec: WorkerSpec) -> Worker:
     runner = Runner.load(folder, config)
     step_tokens = min(config.max_step_tokens, BATCH_TOKENS)
     cost, canary = calibrate(runner, step_tokens)
-    loop = EngineLoop(Engine(runner, vocabulary, config.max_running, step_tokens, config.store_bytes, config.tiers))
+    loop = EngineLoop(engine_of(runner, vocabulary, config, step_tokens))
     device = runner.pool.device
     me = Self(spec.rank, spec.generation, spec.secret, device, device_name(device), spec.carrier)
     return Worker(spec, loop, me, cost, canary)
+
+
+def engine_of(runner: Runner, vocabulary: Vocabulary, config: EngineConfig, max_step_tokens: int) -> Engine:
+    """An engine as the settings say."""
+    engine = Engine(runner, vocabulary, config.max_running, max_step_tokens, config.store_bytes, config.tiers)
+    engine.admission.expiry.ttl_s = config.ttl_s
+    return engine
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:

@@ -34,9 +34,13 @@ from hypic.engine.parallel.transport import device_name
 from hypic.engine.peers import NEVER, Canary, Patience, Peers
 from hypic.engine.router import Router
 from hypic.engine.runner import Runner
+from hypic.engine.segment import Identity
 from hypic.engine.shares import device_for, own_share, settings_of
 from hypic.engine.speech import result_of, task_to_json
+from hypic.engine.store.texts import Texts, Wanted
+from hypic.engine.worker import engine_of
 from hypic.errors import HypicError, WorkerLost
+from hypic.types import Forgotten
 
 logger = logging.getLogger("hypic")
 # A worker that fails so often in a row is started again, though its heart beats.
@@ -72,7 +76,7 @@ class Workers:
         self._peers: Peers | None = None
         self._listener: Listener | None = None
         self._router: Router | None = None
-        self._forgotten: dict[tuple[int, int], int] = {}
+        self._forgotten: dict[tuple[int, int], Forgot] = {}
         self._said = threading.Condition()
         self._numbers = itertools.count(1)
         self._over = threading.Event()
@@ -133,21 +137,42 @@ class Workers:
         requests = {} if self._router is None else dict(self._router.num_routed())
         return {"ready": ready, "usable": self.peers.ready(), "requests": requests, **asdict(self.peers.counts)}
 
-    def forget(self, source: str | None, name: str | None, namespace: str | None) -> int:
-        """Have all workers drop what matches, and wait until they have; one that does not is ended. Entries dropped."""
-        number = next(self._numbers)
-        sent = [h for h in self.supervisor.hellos if self._tell(h, Forget(number, source, name, namespace))]
-        deadline_s = time.monotonic() + FORGET_S
-        return sum(self._forgot(number, hello, deadline_s) for hello in sent)
+    def forget(self, wanted: Wanted, texts: Texts) -> Forgotten:
+        """Have all workers drop what is meant, and wait until they have; one that does not is ended.
 
-    def _forgot(self, number: int, hello: Hello, deadline_s: float) -> int:
+        ``texts`` are those that were meant here, and become all that were meant anywhere.
+        """
+        dropped = Forgotten()
+        while True:
+            known = () if wanted.is_all else tuple(sorted(needle.hex() for needle in texts.needles))
+            found = self._forget_once(wanted, known)
+            for one in found:
+                dropped = total(dropped, Forgotten(**one.counts))
+            before = len(texts.needles)
+            texts.needles |= {bytes.fromhex(text) for one in found for text in one.texts}
+            if wanted.is_all or len(texts.needles) == before:
+                return dropped
+
+    def _forget_once(self, wanted: Wanted, known: tuple[str, ...]) -> list[Forgot]:
+        number = next(self._numbers)
+        message = Forget(number, wanted.source, wanted.name, wanted.namespace, known)
+        sent = [hello for hello in self.supervisor.hellos if self._tell(hello, message)]
+        deadline_s = time.monotonic() + FORGET_S
+        answers = [self._forgot(number, hello, deadline_s) for hello in sent]
+        return [answer for answer in answers if answer is not None]
+
+    def _forgot(self, number: int, hello: Hello, deadline_s: float) -> Forgot | None:
         place = (number, hello.rank)
+
+        def is_over() -> bool:
+            return place in self._forgotten or hello not in self.supervisor.hellos
+
         with self._said:
-            self._said.wait_for(lambda: place in self._forgotten, deadline_s - time.monotonic())
+            self._said.wait_for(is_over, deadline_s - time.monotonic())
             found = self._forgotten.pop(place, None)
         if found is None:
             self.supervisor.lose(hello.rank, hello.generation, "it did not forget what it was told to")
-        return found or 0
+        return found
 
     def close(self) -> None:
         """End all workers and wait for it."""
@@ -178,6 +203,8 @@ class Workers:
         self._meet()
 
     def left(self, rank: int, generation: int, reason: str) -> None:
+        with self._said:
+            self._said.notify_all()
         self._meet()
         if self._router is not None:
             self._router.left(rank, generation)
@@ -190,7 +217,7 @@ class Workers:
             self._router.piece(hello.rank, hello.generation, emission)
         elif isinstance(message, Forgot):
             with self._said:
-                self._forgotten[message.number, hello.rank] = message.count
+                self._forgotten[message.number, hello.rank] = message
                 self._said.notify_all()
         else:
             raise WorkerLost(f"worker {hello.rank} sent {type(message).__name__}, which no worker sends.")
@@ -243,7 +270,7 @@ class Started:
     router: Router | None
     workers: Workers | None
     max_context: int
-    fingerprint: str
+    identity: Identity
 
     def close(self) -> None:
         """End all of it; more calls do nothing."""
@@ -275,10 +302,16 @@ def _start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, workers: 
         torch.set_num_threads(own.threads)
     runner = Runner.load(folder, replace(own, device=device_for(0, config)))
     measured = None if workers is None else calibrate(runner, own.max_step_tokens)
-    loop = EngineLoop(Engine(runner, vocabulary, own.max_running, own.max_step_tokens, own.store_bytes, own.tiers))
+    loop = EngineLoop(engine_of(runner, vocabulary, own, own.max_step_tokens))
     try:
         router = workers.join(loop, *measured) if workers is not None and measured is not None else None
     except BaseException:
         loop.close()
         raise
-    return Started(loop, router, workers, runner.max_context, runner.identity.fingerprint)
+    return Started(loop, router, workers, runner.max_context, runner.identity)
+
+
+def total(one: Forgotten, other: Forgotten) -> Forgotten:
+    """What was forgotten in two places."""
+    mine, theirs = asdict(one), asdict(other)
+    return Forgotten(**{name: mine[name] + theirs[name] for name in mine})

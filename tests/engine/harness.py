@@ -320,6 +320,13 @@ class Bench:
         assert answer.is_over
         return answer
 
+    def head(self, pieces: Pieces, policy: Policy = POLICY) -> None:
+        """Have a head kept, as after an answer."""
+        self._number += 1
+        self.answers[f"head{self._number}"] = Answer()
+        self.engine.add(Task(f"head{self._number}", list(pieces), SamplingParams(), policy, is_head=True))
+        self.run()
+
     def abort(self, answer: Answer) -> None:
         self.engine.abort(self.id_of(answer))
         answer.is_over = True
@@ -388,7 +395,7 @@ class Bench:
             assert request.held is not None
             states.append(request.held.state_slot)
             pages += request.held.pages + request.held.spare
-            pages += [page for _, folded in request.held.folded for page in folded]
+            pages += [page for folded in request.held.folded for page in folded.pages]
             used = [*request.held.entries.values(), *([request.held.snapshot] if request.held.snapshot else [])]
             for entry in used:
                 pins[entry.key] = pins.get(entry.key, 0) + 1

@@ -100,20 +100,23 @@ class Piece:
 
 @dataclass(frozen=True)
 class Forget:
-    """Drop what matches, before anything that is asked later; ``Forgot`` answers."""
+    """Drop what matches, and these texts (token ids as bytes, in hexadecimal), before anything that is asked later;
+    ``Forgot`` answers."""
 
     number: int
     source: str | None
     name: str | None
     namespace: str | None
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Forgot:
-    """So much was dropped."""
+    """So much was dropped, and these texts were meant."""
 
     number: int
-    count: int
+    counts: dict[str, int]
+    texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

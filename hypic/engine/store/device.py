@@ -65,7 +65,9 @@ class DeviceStore:
 
     def put(self, entry: CachedSegment, is_new: bool = True) -> None:
         """Take over an entry's pages and slots. A key that is there already keeps its first entry."""
-        if entry.key in self:
+        if entry.is_forgotten and entry.pins:
+            return  # goes with its last user
+        if entry.is_forgotten or entry.key in self:
             self.release(entry)
             return
         self._counts["stored"] += is_new
@@ -86,7 +88,9 @@ class DeviceStore:
         assert entry.pins > 0, "an entry is unpinned more often than pinned"
         entry.pins -= 1
         entry.uses -= 0 if is_use else 1
-        if entry.pins == 0 and self._pinned.pop(entry.key, None) is not None:
+        if entry.pins == 0 and entry.is_forgotten:
+            self.release(entry)
+        elif entry.pins == 0 and self._pinned.pop(entry.key, None) is not None:
             self._rest(entry)
 
     def make_room(self, need: Need) -> bool:
@@ -106,6 +110,12 @@ class DeviceStore:
             return False
         self.release(entry)
         return True
+
+    def forget(self, entry: CachedSegment) -> None:
+        """Find an entry no more; requests that use it right now keep it to their end."""
+        if not self.remove(entry.key):
+            self._pinned.pop(entry.key, None)
+            entry.is_forgotten = True
 
     def clear(self) -> int:
         """Forget all entries that nobody uses; how many."""

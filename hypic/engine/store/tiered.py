@@ -107,7 +107,8 @@ class Tiered:
             return False
         self.costs.install.see(pending.num_bytes, time.perf_counter() - pending.began_s)
         entry.labels |= pending.image.labels
-        entry.expires_s = pending.image.expires_s
+        times = [time_s for time_s in (entry.expires_s, pending.image.expires_s) if time_s is not None]
+        entry.expires_s = min(times, default=None)
         self._pending.pop(pending.key, None)
         return True
 
@@ -133,14 +134,15 @@ class Tiered:
             self._unsaved[entry.key] = entry
 
     def tend(self) -> bool:
-        """Save one entry, if the queue of writes has room; whether there was one."""
+        """Save one entry, or wait a moment for room in the queue of writes; whether there was one."""
         while self._unsaved:
             key, entry = next(iter(self._unsaved.items()))
             if self.device.find(key) is not entry or self._is_saved(key):
                 del self._unsaved[key]
                 continue
             if not self.writer.has_room(entry.num_bytes):
-                return False
+                self.writer.drain(0.01)
+                return True
             del self._unsaved[key]
             self.keep(key, self._exported(entry))
             return True
@@ -155,9 +157,8 @@ class Tiered:
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Save what is not saved yet, as far as that time goes, and end the threads."""
         deadline = time.monotonic() + timeout_s
-        while self._unsaved and time.monotonic() < deadline:
-            if not self.tend():
-                self.writer.drain(0.01)
+        while time.monotonic() < deadline and self.tend():
+            pass
         self.writer.close(max(0.0, deadline - time.monotonic()))
         self.reader.close()
         for tier in self.tiers:
