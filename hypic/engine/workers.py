@@ -29,6 +29,7 @@ from hypic.engine.parallel.cost import EncodeCost, to_json
 from hypic.engine.parallel.listener import Listener
 from hypic.engine.parallel.messages import Abort, Ask, Beat, Forget, Forgot, Hello, Holdings, Message, Piece, Roster
 from hypic.engine.parallel.processes import LocalProcess
+from hypic.engine.parallel.ray_actors import Launcher
 from hypic.engine.parallel.supervisor import Launch, Supervisor, Times
 from hypic.engine.parallel.transport import device_name
 from hypic.engine.peers import NEVER, Canary, Patience, Peers
@@ -279,15 +280,27 @@ class Started:
             self.workers.close()
 
 
-def start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, setup: Setup = Setup()) -> Started:
+def setup_of(config: EngineConfig) -> Setup:
+    """How the settings ask for workers to be run.
+
+    Raises:
+        ConfigError: by Ray, and Ray is not installed.
+    """
+    if config.launcher == "processes":
+        return Setup()
+    launch = Launcher(device_for(0, config).startswith("cuda"))
+    return Setup(launch=launch, host=launch.host)
+
+
+def start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, setup: Setup | None = None) -> Started:
     """An engine, with as many workers as the settings say. All of them load at the same time.
 
     Raises:
         UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
-        ConfigError: the device or the memory budget cannot be right.
+        ConfigError: the device or the memory budget cannot be right, or Ray is missing.
         WorkerLost: a worker cannot start.
     """
-    workers = Workers(folder, config, setup) if config.workers > 1 else None
+    workers = Workers(folder, config, setup or setup_of(config)) if config.workers > 1 else None
     try:
         return _start(folder, config, vocabulary, workers)
     except BaseException:

@@ -8,7 +8,7 @@ from dataclasses import Field, fields
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hypic.config import DTYPES, LOAD_FORMATS, EngineConfig
+from hypic.config import DTYPES, LAUNCHERS, LOAD_FORMATS, EngineConfig
 from hypic.types import Policy
 
 _PREFIX = "engine."
@@ -25,6 +25,8 @@ HELP: Mapping[str, str] = {
     "seed": "seed of dummy weights",
     "load_format": " or ".join(LOAD_FORMATS),
     "adapter": "folder or repository of one PEFT LoRA adapter, merged into the weights",
+    "workers": "processes with a replica of the model each",
+    "launcher": f"who starts the workers: {' or '.join(LAUNCHERS)}",
     "threads": "threads of torch on a CPU",
     "reuse": "what may be reused: cached segments, exact prompt heads, or nothing",
     "seam": "tokens at a segment's head that are run in context",
