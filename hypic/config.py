@@ -48,8 +48,8 @@ class EngineConfig:
     ``"alice=3600,*=86400"``, in which ``*`` is all others.
     ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
     adapter, a folder or a repository, merged into the weights when they are loaded. ``workers`` counts processes with a
-    replica of the model each, this one included; ``memory`` in bytes and ``threads`` are each one's own. ``launcher`` starts
-    them on this host (``"processes"``) or over the hosts of a Ray cluster (``"ray"``).
+    replica of the model each, this one included; ``memory`` in bytes and ``threads`` are each one's own. ``launcher``
+    starts them on this host (``"processes"``) or over the hosts of a Ray cluster (``"ray"``).
 
     Raises:
         ConfigError: a value lies outside its range.
