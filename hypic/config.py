@@ -12,6 +12,7 @@ from hypic.store_spec import TierSpec, parse_bytes, parse_store
 from hypic.types import Policy, _one_of
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+KERNELS = ("auto", "on", "off")
 LAUNCHERS = ("processes", "ray")
 LOAD_FORMATS = ("safetensors", "dummy")
 
@@ -47,9 +48,11 @@ class EngineConfig:
     ``ttl`` are the seconds after which what is cached is forgotten: a number, or text by namespace such as
     ``"alice=3600,*=86400"``, in which ``*`` is all others.
     ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
-    adapter, a folder or a repository, merged into the weights when they are loaded. ``workers`` counts processes with a
-    replica of the model each, this one included; ``memory`` in bytes and ``threads`` are each one's own. ``launcher``
-    starts them on this host (``"processes"``) or over the hosts of a Ray cluster (``"ray"``).
+    adapter, a folder or a repository, merged into the weights when they are loaded. ``kernels`` says whether steps are
+    run by kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their slow references. ``graphs`` records
+    small steps on a GPU before the engine is ready. ``workers`` counts processes with a replica of the model each,
+    this one included; ``memory`` in bytes and ``threads`` are each one's own. ``launcher`` starts them on this host
+    (``"processes"``) or over the hosts of a Ray cluster (``"ray"``).
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -69,6 +72,8 @@ class EngineConfig:
     load_format: str = "safetensors"
     adapter: str | None = None
     threads: int | None = None
+    kernels: str = "auto"
+    graphs: bool = True
     workers: int = 1
     launcher: str = "processes"
 
@@ -76,6 +81,7 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("launcher", self.launcher, LAUNCHERS)
+        _one_of("kernels", self.kernels, KERNELS)
         for name in ("max_running", "max_step_tokens", "page_size", "max_context", "threads", "workers"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):

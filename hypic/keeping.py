@@ -76,18 +76,18 @@ class Keeping:
             pass
 
     def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
-        """Forget the texts that match all of what is given, or everything; how much of what went.
+        """Forget the texts that match all of what is given, or all that is cached; how much of what went.
 
         Their entries go, every entry and snapshot that holds their tokens, what is still being encoded or waits to
-        be written, known texts in flat prompts, and passages of attached indexes. Requests under way are answered and
-        leave nothing behind.
+        be written, files, known texts in flat prompts, and passages of attached indexes that match. Requests under way
+        are answered and leave nothing behind.
         """
         wanted = Wanted(source, name, namespace)
         num_texts = self._forget_known(wanted)
         found, texts = self._forget_cached(wanted)
         self.tokenizer.forget(texts.within if not wanted.is_all else None)
         labels = {"source": source, "name": name, "namespace": namespace}
-        num_passages = sum(index.forget(**labels) for index in self._attached)
+        num_passages = 0 if wanted.is_all else sum(index.forget(**labels) for index in self._attached)
         return replace(found, num_texts=num_texts, num_passages=num_passages)
 
     def attach(self, index: Forgetful) -> None:

@@ -73,7 +73,7 @@ class Prompt:
 
     ``glue`` is the live text between the pieces of a message, left out beside white space that was
     taken off a segment. ``template=False`` skips the chat template (base models). ``namespace`` is that
-    of the tail, and of segments that name none: what is cached of a prompt is shared within it only.
+    of the tail: what follows from it is continued within that namespace only. A segment has its own.
     """
 
     segments: Sequence[Segment] = ()

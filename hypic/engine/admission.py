@@ -133,6 +133,7 @@ class Admission:
             self.store.unpin(held.snapshot)
         for pages in (held.pages, held.spare, *(entry.pages for entry in held.folded)):
             self.pool.drop_pages(pages)
+        self.pool.table.drop(held.table_row)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
         self.jobs.leave(request)
@@ -191,7 +192,9 @@ class Admission:
         own = pool.pages_for(request.rows_from(start) + 1)
         slots = np.zeros(max(request.longest, request.num_planned) + 1, dtype=np.int64)
         wanted = deque(request.interiors(start))
-        request.held = Held(slots, pool.take_state(), pages[:own], found.snapshot, wanted, pages[own:], in_pieces)
+        request.held = Held(
+            slots, pool.take_state(), pages[:own], found.snapshot, wanted, pages[own:], pool.table.take(), in_pieces
+        )
         request.done = request.last_mark = start
         request.placed_s = request.placed_s if request.placed_s is not None else time.perf_counter()
         request.initial_slot = found.snapshot.state_slot if found.snapshot is not None else 0
@@ -209,6 +212,7 @@ class Admission:
             entry = None if planned.key is None else self.store.find(planned.key)
             if entry is not None:
                 self.expiry.label(entry, planned.segment)
+                self.tiers.renamed(entry)
         labels = request.plan.labels(found.start)
         self.expiry.label_snapshot(found.snapshot, labels, [planned.segment for planned in within], ())
 
@@ -239,6 +243,7 @@ class Admission:
             held.entries[entry.key], held.last[entry.key] = entry, span.stop
             held.slots[span.start : span.stop] = entry.kv_slots
             self.expiry.label(entry, request.plan.segments[span.number].segment)
+            self.tiers.renamed(entry)
             if held.in_pieces and request.plan.policy.deterministic:
                 break
         if not held.wanted:

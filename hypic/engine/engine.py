@@ -102,6 +102,8 @@ class Engine:
         self.store = DeviceStore(runner.pool, store_bytes)
         self.tiers = open_store(self.store, runner.identity, tiers)
         self.admission = Admission(runner.pool, self.store, self.tiers, runner.max_context)
+        for stored in (stored for tier in self.tiers.tiers for stored in tier.entries()):
+            self.admission.expiry.note(stored.key, stored.expires_s)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler = Sampler()
         self.watch = ReuseWatch()
@@ -208,6 +210,7 @@ class Engine:
         """Forget what has lived its time; seconds until the next entry has, or ``None``."""
         now_s, expiry = time.time(), self.admission.expiry
         for key in expiry.due(now_s):
+            self.tiers.expire(key)
             entry = self.store.find(key)
             if entry is not None and entry.expires_s is not None and entry.expires_s <= now_s:
                 if self.kept.pop(key, None) is not None:

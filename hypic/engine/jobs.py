@@ -127,6 +127,7 @@ class Jobs:
             del self.loading[key]
             self.expiry.watch(job.entry)
             self.store.put(job.entry, is_new=False)
+            self.tiers.renamed(job.entry)
         return list(stranded.values())
 
     def stored(self, job: Encode) -> None:

@@ -18,7 +18,8 @@ from hypic.types import Outcome
 
 @dataclass
 class Held:
-    """What a running request holds of the pool; ``slots`` are its token slots by position.
+    """What a running request holds of the pool; ``slots`` are its token slots by position, on the device in
+    ``table_row``.
 
     ``entries`` are pinned until the request's state has taken them in; from then on only their pages are held,
     ``folded``. ``wanted`` are interiors not asked for yet, in prompt order, and ``spare`` pages that are kept for them;
@@ -32,6 +33,7 @@ class Held:
     snapshot: CachedSegment | None
     wanted: deque[Interior]
     spare: list[int]
+    table_row: int
     in_pieces: bool = False
     last: dict[bytes, int] = field(default_factory=dict)
     entries: dict[bytes, CachedSegment] = field(default_factory=dict)
@@ -201,6 +203,7 @@ class Request:
             wants_logits,
             self._key_positions(),
             policy.compose,
+            self._held().table_row,
         )
 
     def _key_positions(self) -> Slots | None:

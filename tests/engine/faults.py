@@ -12,33 +12,32 @@ import pytest
 from hypic.engine.affine import Affine, identity
 from hypic.engine.batch import InteriorLink
 from hypic.engine.jobs import Jobs
-from hypic.engine.layers import linear_attention
+from hypic.engine.layers import linear_attention, linear_kernels
 from hypic.engine.plan import Interior
 from hypic.engine.request import Request
 
 Inject = Callable[[pytest.MonkeyPatch], None]
 
 
+def _placed(patch: pytest.MonkeyPatch, spoil: Callable[[Affine], Affine]) -> None:
+    """What interiors' maps become before they are composed, in plain steps and in those by kernels."""
+    for room in (linear_attention, linear_kernels):
+        sound = room._placed
+
+        def faulty(*args: Any, sound: Callable[..., Affine] = sound) -> Affine:
+            return spoil(sound(*args))
+
+        patch.setattr(room, "_placed", faulty)
+
+
 def drop_transition(patch: pytest.MonkeyPatch) -> None:
     """An interior's T is forgotten: taken as the identity."""
-    sound = linear_attention._placed
-
-    def faulty(*args: Any) -> Affine:
-        maps = sound(*args)
-        return Affine(identity(maps.transition), maps.end_state)
-
-    patch.setattr(linear_attention, "_placed", faulty)
+    _placed(patch, lambda maps: Affine(identity(maps.transition), maps.end_state))
 
 
 def drop_end_state(patch: pytest.MonkeyPatch) -> None:
     """An interior's B is forgotten: taken as zero."""
-    sound = linear_attention._placed
-
-    def faulty(*args: Any) -> Affine:
-        maps = sound(*args)
-        return Affine(maps.transition, maps.end_state * 0)
-
-    patch.setattr(linear_attention, "_placed", faulty)
+    _placed(patch, lambda maps: Affine(maps.transition, maps.end_state * 0))
 
 
 def _tail_of(num_tokens: int) -> Inject:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from hypic.engine.segment import CachedSegment, Identity
 from hypic.engine.store import encoding, image
 from hypic.engine.store.costs import Costs
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.disk import DiskTier
 from hypic.engine.store.threads import Pending, Reader, Writer
 from hypic.engine.store.tier import Stored, Tier, TierStats
 from hypic.errors import StoreCorrupt
@@ -176,16 +177,36 @@ class Tiered:
             del self._pending[key]
         return self.writer.discard(key) + sum(tier.remove(key) for tier in self.tiers)
 
-    def forget(self, fits: Callable[[Stored], bool]) -> dict[str, int]:
-        """Remove all entries that fit, below the device; how many of each tier, and of those about to be written."""
-        queued = [Stored.of(encoding.decode_about(buffer), len(buffer)) for _, buffer in self.writer.waiting()]
-        counts = {"queued": sum(self.writer.discard(stored.key) for stored in queued if fits(stored))}
+    def renamed(self, entry: CachedSegment) -> None:
+        """An entry may have got a label or a time since it was written: then it is written anew."""
+        if not self.tiers or self.device.find(entry.key) is not entry:
+            return
+        known = [stored for tier in self.tiers if (stored := tier.find(entry.key)) is not None]
+        is_stale = any(s.labels != entry.labels or s.expires_s != entry.expires_s for s in known)
+        if is_stale or self.is_queued(entry.key):
+            self.remove(entry.key)
+            self.made(entry)
+
+    def expire(self, key: bytes) -> None:
+        """Remove an entry from the tiers in which its time is over."""
         for tier in self.tiers:
-            keys = [stored.key for stored in tier.entries() if fits(stored)]
-            counts[tier.name] = len(keys)
-            for key in keys:
+            stored = tier.find(key)
+            if stored is not None and stored.expires_s is not None and stored.expires_s <= time.time():
                 self.remove(key)
-        return counts
+
+    def is_queued(self, key: bytes) -> bool:
+        """Whether an entry is about to be written."""
+        return key in self.writer
+
+    def in_memory(self) -> Iterator[image.EntryImage]:
+        """What the host holds: in tiers that do not block, and about to be written."""
+        held = [tier.get(stored.key) for tier in self.tiers if not tier.blocks for stored in tier.entries()]
+        queued = [buffer for _, buffer in self.writer.waiting()]
+        yield from (encoding.decode(buffer, verify=False) for buffer in (*held, *queued) if buffer is not None)
+
+    def on_disk(self) -> list[DiskTier]:
+        """Tiers whose files outlive the process."""
+        return [tier for tier in self.tiers if isinstance(tier, DiskTier)]
 
     @property
     def stats(self) -> dict[str, TierStats]:
