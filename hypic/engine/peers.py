@@ -90,7 +90,8 @@ class Peers:
     """Implements ``jobs.Away`` on the engine's thread, and ``caller.Events`` on the connections' threads.
 
     ``post`` runs something on the engine's thread. ``report`` is told of a peer that fails: rank, generation, how often
-    in a row, why. ``planner`` is a name of ``parallel.assign.PLANNERS``.
+    in a row, why. ``planner`` is a name of ``parallel.assign.PLANNERS``. Both it and
+    ``only``, the ranks that may be asked (``None``: all), may be changed between two requests.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Peers:
     ) -> None:
         self.me, self.cost, self.patience, self.planner = me, cost, patience, planner
         self.view, self.wants, self.counts = View(), Wants(), Counts()
+        self.only: frozenset[int] | None = None
         self._admission: Admission | None = engine.admission
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = _largest_bytes(engine)
@@ -134,7 +136,7 @@ class Peers:
     def _place(self, jobs: Sequence[Encode], attempt: int) -> None:
         now = time.monotonic()
         with self._lock:
-            members = [member for member in self.view.members(now) if member.rank in self._callers]
+            members = [member for member in self.view.members(now) if self._may_ask(member.rank)]
             ranks = [member.rank for member in members]
             wanted = [self._job(number, job, ranks) for number, job in enumerate(jobs)]
             if not members or not wanted:
@@ -143,6 +145,9 @@ class Peers:
             for place in PLANNERS[self.planner](wanted, [own, *members], self.me.rank):
                 if place.rank != self.me.rank:
                     self._send_away(jobs[place.job.number], place, attempt, now)
+
+    def _may_ask(self, rank: int) -> bool:
+        return rank in self._callers and (self.only is None or rank in self.only)
 
     def _job(self, number: int, job: Encode, ranks: Sequence[int]) -> Job:
         entry = job.entry

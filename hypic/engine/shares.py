@@ -40,6 +40,14 @@ def device_for(rank: int, config: EngineConfig) -> str:
     return f"cuda:{rank % num_gpus}" if is_cuda and config.workers > 1 else config.device
 
 
+def environment_of(rank: int, config: EngineConfig) -> Mapping[str, str]:
+    """What a worker's process finds in its environment: it sees one GPU, so that every thread of it uses that one."""
+    device = torch.device(device_for(rank, config)) if config.device != "auto" or torch.cuda.is_available() else None
+    if device is None or device.type != "cuda":
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": f"GPU-{torch.cuda.get_device_properties(device).uuid}"}
+
+
 def _gpus(config: EngineConfig) -> tuple[bool, int]:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return num_gpus > 0 and config.device != "cpu", max(num_gpus, 1)
@@ -47,4 +55,5 @@ def _gpus(config: EngineConfig) -> tuple[bool, int]:
 
 def settings_of(rank: int, config: EngineConfig) -> Mapping[str, Any]:
     """The settings of one worker's process, as plain values."""
-    return {**asdict(own_share(config)), "device": device_for(rank, config), "workers": 1}
+    device = device_for(rank, config).partition(":")[0]
+    return {**asdict(own_share(config)), "device": device, "workers": 1}

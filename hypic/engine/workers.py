@@ -36,7 +36,7 @@ from hypic.engine.peers import NEVER, Canary, Patience, Peers
 from hypic.engine.router import Router
 from hypic.engine.runner import Runner
 from hypic.engine.segment import Identity
-from hypic.engine.shares import device_for, own_share, settings_of
+from hypic.engine.shares import device_for, environment_of, own_share, settings_of
 from hypic.engine.speech import result_of, task_to_json
 from hypic.engine.store.texts import Texts, Wanted
 from hypic.engine.worker import engine_of
@@ -88,7 +88,7 @@ class Workers:
             "carrier": setup.carrier,
         }
         told |= {"parent": os.getpid(), "speaks": setup.speaks, "planner": setup.planner}
-        specs = {rank: {**told, "settings": settings_of(rank, config)} for rank in range(1, config.workers)}
+        specs = {rank: {**told, **_of_rank(rank, config)} for rank in range(1, config.workers)}
         self.supervisor = Supervisor(specs, self, setup.times, setup.launch, setup.host)
 
     def join(self, loop: EngineLoop, cost: EncodeCost, canary: Canary) -> Router:
@@ -278,6 +278,10 @@ class Started:
         self.loop.close()
         if self.workers is not None:
             self.workers.close()
+
+
+def _of_rank(rank: int, config: EngineConfig) -> dict[str, Any]:
+    return {"settings": settings_of(rank, config), "environment": environment_of(rank, config)}
 
 
 def setup_of(config: EngineConfig) -> Setup:

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 from hypic.errors import WorkerLost
 
 _START = (
-    "import json, sys; spec = json.loads(sys.stdin.readline()); sys.path[:] = spec['path']; "
+    "import json, os, sys; spec = json.loads(sys.stdin.readline()); sys.path[:] = spec['path']; "
+    "os.environ.update(spec['environment']); "
     "from importlib import import_module; import_module(spec['entry']).main(spec)"
 )
 
@@ -43,7 +44,7 @@ class LocalProcess:
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        line = json.dumps({**spec, "path": sys.path}) + "\n"
+        line = json.dumps({"environment": {}, **spec, "path": sys.path}) + "\n"
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
