@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from hypic import checkpoints
 from hypic.config import EngineConfig
-from hypic.engine import weights, workers
+from hypic.engine import starting, weights
 from hypic.engine.engine import Emission, Task
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.worker import vocabulary_of
@@ -51,7 +51,7 @@ class LLM(Keeping):
         folder = checkpoints.bundled() if model is None else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
         tokenizer = Tokenizer(folder)
-        started = workers.start(folder, config, vocabulary_of(tokenizer))
+        started = starting.start(folder, config, vocabulary_of(tokenizer))
         self.max_context, self.fingerprint = started.max_context, started.identity.fingerprint
         super().__init__(config, tokenizer, started.identity, started.router or started.loop, started.workers)
         # A model that is dropped without being closed gives its memory back too.

@@ -70,6 +70,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.shares",),
     ("hypic.engine.router",),
     ("hypic.engine.workers",),
+    ("hypic.engine.starting",),
     ("hypic.checkpoints",),
     ("hypic.registry", "hypic.tool_syntax"),
     ("hypic.tool_calls",),

@@ -11,7 +11,7 @@ import numpy as np
 
 from hypic.engine.engine import Engine, Task, Vocabulary
 from hypic.engine.parallel.cost import EncodeCost
-from hypic.engine.peers import Canary
+from hypic.engine.payload import Canary
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from hypic.engine.store.image import export

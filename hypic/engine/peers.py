@@ -16,82 +16,41 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from hypic.engine.admission import Admission
 from hypic.engine.engine import Engine
 from hypic.engine.parallel.assign import PLANNERS, Job, Member, Placed
 from hypic.engine.parallel.caller import Caller, Self
+from hypic.engine.parallel.connections import Connections
 from hypic.engine.parallel.cost import EncodeCost, LinkCost
-from hypic.engine.parallel.messages import Cancel, Entry, Hello, Refused, Want
-from hypic.engine.parallel.packing import ALIGNMENT, digest
+from hypic.engine.parallel.messages import Cancel, Entry, Hello, Refused
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.view import View
-from hypic.engine.parallel.wants import Pending, Wants
-from hypic.engine.payload import difference, incoming
+from hypic.engine.parallel.wants import Counts, Patience, Pending, Wants
+from hypic.engine.payload import Canary, checked, difference, largest_bytes, note, same_within, want_of
 from hypic.engine.request import Encode
-from hypic.engine.segment import CachedSegment
 from hypic.engine.store.image import EntryImage
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS = 2
 TICK_S = 0.05
-RECONNECT_S = 0.5
 NO_LINK = LinkCost(0.0, 0.0)
 # What a pending canary has for its attempt; how often a peer failed that must never be used.
 CANARY, NEVER = -1, 1_000_000
 # No request waits for it, so a worker that has just started is given time.
 CANARY_S = 30.0
-# What two workers may differ by in the entry of one text, by the numeric type of their weights.
-SAME_WITHIN = {torch.float64: 1e-8, torch.float32: 1e-3}
-SAME_WITHIN_HALF = 0.1
-
-
-@dataclass(frozen=True)
-class Patience:
-    """When a peer that was asked is given up: at ``factor`` times what it should take, never under ``least_s``."""
-
-    factor: float = 4.0
-    least_s: float = 1.0
-
-    def deadline_s(self, predicted_s: float) -> float:
-        return max(self.least_s, self.factor * predicted_s)
-
-
-@dataclass(frozen=True)
-class Canary:
-    """A text whose entry this worker has made itself: a peer is asked for it first, and used if it makes the same."""
-
-    entry: CachedSegment
-    image: EntryImage
-
-
-@dataclass
-class Counts:
-    """What went over to others and what came of it; ``carry_s`` are seconds that bytes were on their way."""
-
-    asked: int = 0
-    came: int = 0
-    fetched: int = 0
-    came_bytes: int = 0
-    carry_s: float = 0.0
-    plan_s: float = 0.0
-    fell_back: int = 0
-    late: int = 0
-    last_came_s: float = 0.0
 
 
 class Peers:
     """Implements ``jobs.Away`` on the engine's thread, and ``caller.Events`` on the connections' threads.
 
     ``post`` runs something on the engine's thread. ``report`` is told of a peer that fails: rank, generation, how often
-    in a row, why. ``planner`` is a name of ``parallel.assign.PLANNERS``. Both it and
-    ``only``, the ranks that may be asked (``None``: all), may be changed between two requests.
+    in a row, why. ``planner`` is a name of ``parallel.assign.PLANNERS``; it and ``only``, the ranks that may be asked
+    (``None``: all), may be changed between two requests.
     """
 
     def __init__(
@@ -110,11 +69,9 @@ class Peers:
         self.only: frozenset[int] | None = None
         self._admission: Admission | None = engine.admission
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
-        self._largest_bytes = _largest_bytes(engine)
+        self._largest_bytes = largest_bytes(engine)
         self._post, self._canary, self._report = post, canary, report
-        self._callers: dict[int, Caller] = {}
-        self._retry_s: dict[int, float] = {}
-        self._plain: set[tuple[int, int]] = set()
+        self._connections = Connections(me, self)
         self._nonces = itertools.count(1)
         self._lock = threading.RLock()
         self._over = threading.Event()
@@ -131,7 +88,7 @@ class Peers:
     def withdraw(self, job: Encode) -> None:
         pending = self.wants.take(job.away)
         if pending is not None:
-            self._tell(pending.peer, Cancel(pending.nonce))
+            self._connections.tell(pending.peer, Cancel(pending.nonce))
 
     def _place(self, jobs: Sequence[Encode], attempt: int) -> None:
         now = time.monotonic()
@@ -147,7 +104,7 @@ class Peers:
                     self._send_away(jobs[place.job.number], place, attempt, now)
 
     def _may_ask(self, rank: int) -> bool:
-        return rank in self._callers and (self.only is None or rank in self.only)
+        return rank in self._connections and (self.only is None or rank in self.only)
 
     def _job(self, number: int, job: Encode, ranks: Sequence[int]) -> Job:
         entry = job.entry
@@ -170,7 +127,7 @@ class Peers:
         job.away = pending.nonce
         self.counts.asked += 1
         self.view.promised(place.rank, place.arrival_s, now)
-        self._tell(pending.peer, _want(pending))
+        self._connections.tell(pending.peer, want_of(pending))
 
     def _install(self, pending: Pending, message: Entry, image: EntryImage, made: Made, engine: Engine) -> None:
         """What came, into the pages and slots that wait for it, unless they wait no more."""
@@ -179,7 +136,7 @@ class Peers:
             self.counts.late += 1
             return
         made.taken()
-        _note(job, pending, message)
+        note(job, pending, message)
         engine.admission.jobs.came(job, image)
         self.counts.came += 1
         self.counts.fetched += message.was_held
@@ -201,11 +158,9 @@ class Peers:
         """These workers are ready, and no others."""
         with self._lock:
             self.view.meet([hello for hello in hellos if hello.rank != self.me.rank])
-            peers = {peer.id for peer in self.view.peers.values()}
-            gone = [caller for caller in self._callers.values() if caller.peer not in peers]
-        for caller in gone:
-            caller.close("the worker has left")
-        self._connect_all()
+            peers = [peer.id for peer in self.view.peers.values()]
+        self._connections.end_others(peers)
+        self._connect()
 
     def heard(self, rank: int, generation: int, queued_s: float, added: Sequence[str], removed: Sequence[str]) -> None:
         """A peer's heartbeat."""
@@ -215,7 +170,7 @@ class Peers:
     def ready(self) -> int:
         """How many peers may be given work."""
         with self._lock:
-            return len([m for m in self.view.members(time.monotonic()) if m.rank in self._callers])
+            return len([m for m in self.view.members(time.monotonic()) if m.rank in self._connections])
 
     def trusted(self) -> dict[int, int]:
         """Generations of the peers that were seen to compute the same, by rank."""
@@ -233,17 +188,8 @@ class Peers:
     def close(self) -> None:
         """Ask nobody any more; what is awaited is run here, if the engine still runs."""
         self._over.set()
-        with self._lock:
-            callers = list(self._callers.values())
-            self._callers.clear()
-        for caller in callers:
-            caller.close("this worker is closing")
+        self._connections.close()
         self._admission = None
-
-    def _tell(self, peer: tuple[int, int], message: Want | Cancel) -> None:
-        caller = self._callers.get(peer[0])
-        if caller is not None and caller.peer == peer:
-            caller.send(message)
 
     def _fall_back(self, lost: Sequence[Pending], reason: str) -> None:
         """Whoever did not do what was asked is left alone for a while; the work is planned again."""
@@ -267,20 +213,16 @@ class Peers:
         while not self._over.wait(TICK_S):
             overdue = self.wants.overdue(time.monotonic())
             for pending in overdue:
-                self._tell(pending.peer, Cancel(pending.nonce))
+                self._connections.tell(pending.peer, Cancel(pending.nonce))
             if overdue:
                 self._fall_back(overdue, "did not answer in time")
-            self._connect_all()
+            self._connect()
             self._ask_canaries()
 
-    def _connect_all(self) -> None:
-        now = time.monotonic()
+    def _connect(self) -> None:
         with self._lock:
-            for peer in self.view.peers.values():
-                rank = peer.hello.rank
-                if rank not in self._callers and now >= self._retry_s.get(rank, 0.0) and not self._over.is_set():
-                    me = replace(self.me, carrier="socket") if peer.id in self._plain else self.me
-                    self._callers[rank] = Caller(me, peer.hello, self)
+            hellos = [peer.hello for peer in self.view.peers.values()]
+        self._connections.keep(hellos, time.monotonic())
 
     def _ask_canaries(self) -> None:
         """Nobody's entries are used before one was seen to be right."""
@@ -289,14 +231,14 @@ class Peers:
             unknown = [
                 peer
                 for rank, peer in self.view.peers.items()
-                if peer.state == "connected" and now >= peer.resting_until_s and rank in self._callers
+                if peer.state == "connected" and now >= peer.resting_until_s and rank in self._connections
             ]
             for peer in unknown:
                 peer.state = "asked"
                 nonce, deadline_s = next(self._nonces), now + CANARY_S
                 pending = Pending(nonce, canary.entry, peer.id, False, now, CANARY_S, deadline_s, CANARY)
                 self.wants.add(pending)
-                self._tell(peer.id, _want(pending))
+                self._connections.tell(peer.id, want_of(pending))
 
     # -- on the connections' threads ---------------------------------------------------------------------------------
 
@@ -305,7 +247,7 @@ class Peers:
         with self._lock:
             known = self.view.get(*peer)
             if known is not None and known.state == "met":
-                known.state = "connected"
+                known.state, known.carrier = "connected", carrier
 
     def expects(self, peer: tuple[int, int], entry: Entry) -> bool:
         return entry.generation == peer[1] and entry.num_bytes <= self._largest_bytes
@@ -318,7 +260,7 @@ class Peers:
             self.counts.late += 1
             return
         try:
-            image = self._checked(pending, entry, data)
+            image = checked(pending, entry, data, self._identity, self._layout)
         except StoreCorrupt as error:
             if self.wants.take(entry.nonce) is not None:
                 self._distrust(peer)
@@ -338,22 +280,10 @@ class Peers:
             self.view.came(*pending.peer, pending.predicted_s, taken_s, entry.was_held)
         self._post(partial(self._install, pending, entry, image, Made.here(data)))
 
-    def _checked(self, pending: Pending, entry: Entry, data: Tensor) -> EntryImage:
-        """What came, if it is what was asked for and undamaged.
-
-        Raises:
-            StoreCorrupt: it is not.
-        """
-        if entry.key != pending.key.hex():
-            raise StoreCorrupt("another entry came than was asked for; it is not used.")
-        if digest(data) != entry.digest:
-            raise StoreCorrupt(f"the entry {entry.key[:16]} came damaged; it is not used.")
-        return incoming(entry.tensors, data, pending.entry, self._identity, self._layout)
-
     def _judge(self, peer: tuple[int, int], image: EntryImage) -> None:
         """Whether a peer's entry of the canary is this worker's own within rounding."""
         apart = difference(image, self._canary.image)
-        limit = SAME_WITHIN.get(self._layout.dtype, SAME_WITHIN_HALF)
+        limit = same_within(self._layout.dtype)
         with self._lock:
             known = self.view.get(*peer)
             if known is not None:
@@ -377,41 +307,11 @@ class Peers:
         self._fall_back([pending], f"refused ({message.reason})")
 
     def lost(self, caller: Caller, reason: str) -> None:
+        self._connections.lost(caller, time.monotonic())
         with self._lock:
-            if self._callers.get(caller.peer[0]) is caller:
-                del self._callers[caller.peer[0]]
-            self._retry_s[caller.peer[0]] = time.monotonic() + RECONNECT_S
-            self._plain.add(caller.peer)
             known = self.view.get(*caller.peer)
             if known is not None and known.state != "refused":
                 known.state = "met"
         lost = self.wants.of(caller.peer)
         if lost:
             self._fall_back(lost, reason)
-
-
-def _want(pending: Pending) -> Want:
-    entry = pending.entry
-    seam = len(entry.ids) - entry.num_cached
-    return Want(
-        pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, entry.namespace, entry.name, entry.source
-    )
-
-
-def _note(job: Encode, pending: Pending, message: Entry) -> None:
-    """Into the reports of the requests that wait: a hit elsewhere, or tokens that were run on their behalf."""
-    owner = next(iter(job.waiters.values()))
-    owner.encoded += 0 if message.was_held else len(job.entry.ids)
-    for request in job.waiters.values():
-        outcome, reason = request.outcomes.get(pending.key, ("hit", ""))
-        if outcome == "encoded":
-            by = f"{reason}; encoded by worker {pending.peer[0]}"
-            request.outcomes[pending.key] = ("hit", "") if message.was_held else (outcome, by)
-
-
-def _largest_bytes(engine: Engine) -> int:
-    """No entry of this model takes more."""
-    layout = engine.runner.pool.layout
-    parts = 4 * len(layout.linear) + 2 * len(layout.attention)
-    tokens = engine.runner.max_context * layout.token_bytes
-    return layout.state_bytes + layout.transition_bytes + tokens + ALIGNMENT * (parts + 1)

@@ -42,9 +42,10 @@ def device_for(rank: int, config: EngineConfig) -> str:
 
 def environment_of(rank: int, config: EngineConfig) -> Mapping[str, str]:
     """What a worker's process finds in its environment: it sees one GPU, so that every thread of it uses that one."""
-    device = torch.device(device_for(rank, config)) if config.device != "auto" or torch.cuda.is_available() else None
-    if device is None or device.type != "cuda":
+    is_cuda, _ = _gpus(config)
+    if not is_cuda:
         return {}
+    device = torch.device(device_for(rank, config))
     return {"CUDA_VISIBLE_DEVICES": f"GPU-{torch.cuda.get_device_properties(device).uuid}"}
 
 

@@ -45,7 +45,8 @@ from hypic.engine.parallel.messages import (
     Stop,
 )
 from hypic.engine.parallel.transport import device_name
-from hypic.engine.peers import Canary, Peers
+from hypic.engine.payload import Canary
+from hypic.engine.peers import Peers
 from hypic.engine.runner import Runner
 from hypic.engine.speech import result_to_json, task_of
 from hypic.engine.store.texts import Wanted

@@ -12,16 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hypic.config import EngineConfig
-from hypic.engine.calibrate import calibrate
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Emission, Engine, Task
 from hypic.engine.lending import Lending, Shown
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.caller import Self
@@ -29,17 +26,15 @@ from hypic.engine.parallel.cost import EncodeCost, to_json
 from hypic.engine.parallel.listener import Listener
 from hypic.engine.parallel.messages import Abort, Ask, Beat, Forget, Forgot, Hello, Holdings, Message, Piece, Roster
 from hypic.engine.parallel.processes import LocalProcess
-from hypic.engine.parallel.ray_actors import Launcher
 from hypic.engine.parallel.supervisor import Launch, Supervisor, Times
 from hypic.engine.parallel.transport import device_name
-from hypic.engine.peers import NEVER, Canary, Patience, Peers
+from hypic.engine.parallel.wants import Patience
+from hypic.engine.payload import Canary
+from hypic.engine.peers import NEVER, Peers
 from hypic.engine.router import Router
-from hypic.engine.runner import Runner
-from hypic.engine.segment import Identity
-from hypic.engine.shares import device_for, environment_of, own_share, settings_of
+from hypic.engine.shares import environment_of, settings_of
 from hypic.engine.speech import result_of, task_to_json
 from hypic.engine.store.texts import Texts, Wanted
-from hypic.engine.worker import engine_of
 from hypic.errors import HypicError, WorkerLost
 from hypic.types import Forgotten
 
@@ -263,72 +258,11 @@ class Workers:
             self.supervisor.lose(rank, generation, f"{num_failures} times in a row it {reason}")
 
 
-@dataclass(frozen=True)
-class Started:
-    """An engine's loop, who answers in its place if there are other workers, and these."""
-
-    loop: EngineLoop
-    router: Router | None
-    workers: Workers | None
-    max_context: int
-    identity: Identity
-
-    def close(self) -> None:
-        """End all of it; more calls do nothing."""
-        self.loop.close()
-        if self.workers is not None:
-            self.workers.close()
-
-
-def _of_rank(rank: int, config: EngineConfig) -> dict[str, Any]:
-    return {"settings": settings_of(rank, config), "environment": environment_of(rank, config)}
-
-
-def setup_of(config: EngineConfig) -> Setup:
-    """How the settings ask for workers to be run.
-
-    Raises:
-        ConfigError: by Ray, and Ray is not installed.
-    """
-    if config.launcher == "processes":
-        return Setup()
-    launch = Launcher(device_for(0, config).startswith("cuda"))
-    return Setup(launch=launch, host=launch.host)
-
-
-def start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, setup: Setup | None = None) -> Started:
-    """An engine, with as many workers as the settings say. All of them load at the same time.
-
-    Raises:
-        UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
-        ConfigError: the device or the memory budget cannot be right, or Ray is missing.
-        WorkerLost: a worker cannot start.
-    """
-    workers = Workers(folder, config, setup or setup_of(config)) if config.workers > 1 else None
-    try:
-        return _start(folder, config, vocabulary, workers)
-    except BaseException:
-        if workers is not None:
-            workers.close()
-        raise
-
-
-def _start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, workers: Workers | None) -> Started:
-    own = own_share(config)
-    if own.threads is not None:
-        torch.set_num_threads(own.threads)
-    runner = Runner.load(folder, replace(own, device=device_for(0, config)))
-    measured = None if workers is None else calibrate(runner, own.max_step_tokens)
-    loop = EngineLoop(engine_of(runner, vocabulary, own, own.max_step_tokens))
-    try:
-        router = workers.join(loop, *measured) if workers is not None and measured is not None else None
-    except BaseException:
-        loop.close()
-        raise
-    return Started(loop, router, workers, runner.max_context, runner.identity)
-
-
 def total(one: Forgotten, other: Forgotten) -> Forgotten:
     """What was forgotten in two places."""
     mine, theirs = asdict(one), asdict(other)
     return Forgotten(**{name: mine[name] + theirs[name] for name in mine})
+
+
+def _of_rank(rank: int, config: EngineConfig) -> dict[str, Any]:
+    return {"settings": settings_of(rank, config), "environment": environment_of(rank, config)}

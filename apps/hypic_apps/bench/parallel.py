@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hypic.config import EngineConfig
-from hypic.engine import workers
+from hypic.engine import starting, workers
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.parallel.simulate import lengths
 from hypic.engine.payload import difference
@@ -55,7 +55,7 @@ class Cold:
 class Rig:
     """A started engine with its workers."""
 
-    started: workers.Started
+    started: starting.Started
     vocab_size: int
     tail_tokens: int
     policy: Policy
@@ -126,9 +126,9 @@ def rig(folder: Path, config: EngineConfig, tail_tokens: int, carrier: str) -> I
         HypicError: it cannot be started.
         CommandError: a worker is not usable in time.
     """
-    setup = workers.setup_of(config)
+    setup = starting.setup_of(config)
     setup = workers.Setup(carrier=carrier, launch=setup.launch, host=setup.host, speaks=False, routes=False)
-    started = workers.start(folder, config, NO_TEXT, setup)
+    started = starting.start(folder, config, NO_TEXT, setup)
     try:
         if started.workers is not None and not started.workers.wait_usable(USABLE_S):
             raise CommandError(f"not all of {config.workers} workers can be used after {USABLE_S:.0f} s; see the log.")

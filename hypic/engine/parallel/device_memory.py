@@ -74,4 +74,4 @@ def opened(handle: Handle, device: torch.device) -> Tensor:
         handle.needs_event,
     )
     whole = torch.empty(0, dtype=torch.uint8, device=device)
-    return whole.set_(storage)[handle.start :]
+    return whole.set_(storage, 0, (handle.size,), (1,))[handle.start :]

@@ -34,6 +34,7 @@ class Peer:
     resting_until_s: float = 0.0
     num_failures: int = 0
     state: State = "met"
+    carrier: str = ""
 
     @property
     def id(self) -> tuple[int, int]:

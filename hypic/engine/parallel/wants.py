@@ -70,3 +70,29 @@ class Wants:
 
     def _take_all(self, found: Iterable[Pending]) -> list[Pending]:
         return [p for p in found if self.take(p.nonce) is not None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When a peer that was asked is given up: at ``factor`` times what it should take, never under ``least_s``."""
+
+    factor: float = 4.0
+    least_s: float = 1.0
+
+    def deadline_s(self, predicted_s: float) -> float:
+        return max(self.least_s, self.factor * predicted_s)
+
+
+@dataclass
+class Counts:
+    """What went over to others and what came of it; ``carry_s`` are seconds that bytes were on their way."""
+
+    asked: int = 0
+    came: int = 0
+    fetched: int = 0
+    came_bytes: int = 0
+    carry_s: float = 0.0
+    plan_s: float = 0.0
+    fell_back: int = 0
+    late: int = 0
+    last_came_s: float = 0.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hypic.config import EngineConfig
-from hypic.engine import workers
+from hypic.engine import starting, workers
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
@@ -44,7 +44,7 @@ def cold_prompt(seed: int, count: int = 6, num_tokens: int = 96) -> list[Piece]:
 class Running:
     """A started engine; ``ask`` is safe from any thread."""
 
-    started: workers.Started
+    started: starting.Started
     num_asked: int = 0
     _inboxes: dict[str, queue.SimpleQueue[Emission]] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class Running:
 
 @contextmanager
 def running(folder: Path, num_workers: int, setup: workers.Setup = ENCODING, **changes: object) -> Iterator[Running]:
-    started = workers.start(folder, config(num_workers, **changes), VOCABULARY, setup)
+    started = starting.start(folder, config(num_workers, **changes), VOCABULARY, setup)
     try:
         found = Running(started)
         if num_workers > 1:

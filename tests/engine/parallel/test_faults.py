@@ -14,7 +14,7 @@ import pytest
 from hypic.engine import workers
 from hypic.engine.parallel.messages import Hello
 from hypic.engine.parallel.supervisor import Times
-from hypic.engine.peers import Patience
+from hypic.engine.parallel.wants import Patience
 from hypic.engine.pool import Need
 from tests.checkpoints import qwen
 from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, running, until

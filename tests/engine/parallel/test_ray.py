@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hypic.engine.pool import Need
-from hypic.engine.workers import setup_of
+from hypic.engine.starting import setup_of
 from hypic.errors import ConfigError
 from tests.checkpoints import qwen
 from tests.engine.parallel.running import cold_prompt, config, running, until
