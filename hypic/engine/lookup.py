@@ -74,9 +74,10 @@ class Lookup:
     def _bases(self, request: Request, missing: dict[bytes, Interior]) -> dict[bytes, CachedSegment]:
         """Entries that missing ones continue: what was encoded last under the same name, if the text only grew.
 
-        A deterministic request starts from nothing, so that its bits do not depend on what is cached.
+        A deterministic request starts from nothing, so that its bits do not depend on what is cached, and so do
+        entries that are not kept lossless: what they hold must not depend on how often they were rounded.
         """
-        if request.plan.policy.deterministic:
+        if request.plan.policy.deterministic or not self.pool.form.is_lossless:
             return {}
         bases = {key: self._base(request, span) for key, span in missing.items()}
         return {key: base for key, base in bases.items() if base is not None}

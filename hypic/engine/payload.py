@@ -19,7 +19,7 @@ from hypic.engine.parallel.wants import Pending
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.request import Encode
 from hypic.engine.segment import CachedSegment, Identity
-from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart, check, export
+from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart, check, view
 from hypic.errors import StoreCorrupt
 
 # What two workers may differ by in the entry of one text, by the numeric type of their weights.
@@ -38,7 +38,7 @@ class Canary:
 def outgoing(pool: Pool, entry: CachedSegment, identity: Identity) -> tuple[tuple[Spec, ...], Tensor]:
     """An entry's tensors as one run of bytes on the pool's device."""
     with torch.inference_mode():
-        return pack(export(pool, entry, identity, pool.device).tensors)
+        return pack(view(pool, entry, identity).tensors)
 
 
 def incoming(

@@ -11,7 +11,7 @@ Pages are reference counted, since a snapshot shares them with the segments it c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from hypic.engine.affine import Affine, identity
 from hypic.engine.segment import Slots
 from hypic.engine.slot_table import SlotTable
+from hypic.engine.storage import StorageForm
 from hypic.errors import ConfigError
 
 TransitionKind = Literal["head", "diagonal", "dense"]
@@ -120,8 +121,9 @@ class Pool:
         max_context: int,
         num_running: int,
         device: torch.device,
+        form: StorageForm = StorageForm(),
     ) -> None:
-        self.layout, self.page_size, self.device = layout, page_size, device
+        self.layout, self.page_size, self.device, self.form = layout, page_size, device, form
         self.max_context = max_context
         self.num_pages, self.num_states, self.num_transitions = self._split(budget_bytes, max_context, num_running)
         self.capacity = Need(self.num_pages, self.num_states, self.num_transitions)
@@ -162,6 +164,7 @@ class Pool:
         self.tails = [self._empty((slots, *s.tail_shape), layout.dtype) for s in layout.linear]
         shapes = [(self.num_transitions, *s.transition_shape) for s in layout.linear]
         self.transitions = [self._empty(shape, layout.state_dtype) for shape in shapes]
+        self._is_final = torch.zeros(self.num_transitions, dtype=torch.bool, device=self.device)
         for tensor in (*self.states, *self.tails):
             tensor[0].zero_()
 
@@ -214,19 +217,19 @@ class Pool:
         self._references[pages] = 1
         return pages
 
-    def share_pages(self, pages: Iterable[int]) -> None:
+    def share_pages(self, pages: Sequence[int]) -> None:
         """One more reference to each page."""
-        for page in pages:
-            assert self._references[page] > 0, f"page {page} is free and cannot be shared"
-            self._references[page] += 1
+        shared = np.asarray(pages, dtype=np.int64)
+        assert (self._references[shared] > 0).all(), "a page that is free cannot be shared"
+        np.add.at(self._references, shared, 1)
 
-    def drop_pages(self, pages: Iterable[int]) -> None:
+    def drop_pages(self, pages: Sequence[int]) -> None:
         """One reference less; a page without any is free again."""
-        for page in pages:
-            assert self._references[page] > 0, f"page {page} is freed twice"
-            self._references[page] -= 1
-            if self._references[page] == 0:
-                self._pages.append(page)
+        dropped = np.asarray(pages, dtype=np.int64)
+        np.subtract.at(self._references, dropped, 1)
+        left = self._references[dropped]
+        assert (left >= 0).all(), "a page is freed twice"
+        self._pages += dict.fromkeys(dropped[left == 0].tolist())
 
     def take_state(self) -> int:
         return self._states.pop()
@@ -241,6 +244,11 @@ class Pool:
     def drop_transition(self, slot: int) -> None:
         assert slot not in self._transitions[-64:], f"transition slot {slot} is freed twice"
         self._transitions.append(slot)
+
+    def pages_of(self, slots: Slots) -> list[int]:
+        """Pages that token slots ``[n]`` lie in, each once; neighbours mostly share one."""
+        pages = slots // self.page_size
+        return sorted(set(pages[np.flatnonzero(np.diff(pages, prepend=-1))].tolist()))
 
     def slots_of(self, pages: Sequence[int], num_tokens: int) -> Slots:
         """Token slots ``[num_tokens]`` of a run of pages."""
@@ -262,9 +270,20 @@ class Pool:
         return Affine(self.transitions[layer][transitions], self.states[layer][states])
 
     def write_map(self, layer: int, states: Tensor, transitions: Tensor, maps: Affine) -> None:
-        """Rounds maps to their storage form, which is how they are used from now on."""
+        """Maps of entries; those that are ``finished`` by it take their storage form, in which they are used."""
+        if not self.form.is_lossless:
+            final, formed = self._is_final[transitions], self.form.applied(maps)
+            maps = Affine(
+                torch.where(_beside(final, maps.transition), formed.transition, maps.transition),
+                torch.where(_beside(final, maps.end_state), formed.end_state, maps.end_state),
+            )
         self.states[layer].index_copy_(0, states, maps.end_state.to(self.layout.state_dtype))
         self.transitions[layer].index_copy_(0, transitions, maps.transition.to(self.layout.state_dtype))
+
+    def finish(self, transitions: Sequence[int]) -> None:
+        """What is written into these entries next is the last of them."""
+        if transitions and not self.form.is_lossless:
+            self._is_final[torch.tensor(transitions, device=self.device)] = True
 
     def copy_map(self, source: tuple[int, int], target: tuple[int, int]) -> None:
         """An entry's map and tail into another's slots; both are given as state and transition slot."""
@@ -280,3 +299,9 @@ class Pool:
             self.tails[layer].index_fill_(0, states, 0.0)
             like = self.transitions[layer].new_empty((len(transitions), *shape.transition_shape))
             self.transitions[layer].index_copy_(0, transitions, identity(like))
+        self._is_final.index_fill_(0, transitions, False)
+
+
+def _beside(flags: Tensor, numbers: Tensor) -> Tensor:
+    """``flags [n]`` in the shape that goes with ``numbers [n, ...]``."""
+    return flags.view(-1, *[1] * (numbers.ndim - 1))

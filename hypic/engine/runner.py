@@ -19,6 +19,7 @@ from hypic.engine.kernel_batch import Geometry, pack
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.segment import Identity
+from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger("hypic")
@@ -98,14 +99,18 @@ class Runner:
         merged = ""
         if config.adapter is not None:
             merged = adapter.merge(model, as_model(model), weights.locate(config.adapter))
-        return cls._with_pool(as_model(model), Identity(fingerprint, str(dtype), adapter=merged), config, device)
+        form = StorageForm.of(config.storage, float(config.drop_below))
+        identity = Identity(fingerprint, str(dtype), form.name, merged)
+        return cls._with_pool(as_model(model), identity, form, config, device)
 
     @classmethod
-    def _with_pool(cls, model: Model, identity: Identity, config: EngineConfig, device: torch.device) -> Runner:
+    def _with_pool(
+        cls, model: Model, identity: Identity, form: StorageForm, config: EngineConfig, device: torch.device
+    ) -> Runner:
         layout, context = model.layout, min(config.max_context or model.max_context, model.max_context)
         budget = config.memory_bytes(free_bytes(device))
         context = context if config.max_context else _fitting_context(context, budget, layout.token_bytes)
-        pool = Pool(layout, budget, config.page_size, context, config.max_running, device)
+        pool = Pool(layout, budget, config.page_size, context, config.max_running, device, form)
         _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
         graphs = _graphs(model, pool, geometry, config) if geometry is not None else None
@@ -124,7 +129,7 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
 
 @torch.inference_mode()
 def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) -> Graphs | None:
-    if pool.device.type != "cuda" or not config.graphs or (pool.layout.attention and not geometry.paged):
+    if pool.device.type != "cuda" or not config.graphs or not model.is_recordable:
         return None
     graphs = Graphs(model, pool, geometry)
     graphs.record(config.max_running, config.max_step_tokens)

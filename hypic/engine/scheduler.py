@@ -199,6 +199,8 @@ class Scheduler:
             chain, reached = job.chain(budget)
             budget -= chain.num_tokens
             work.encodes.append(EncodeRun(job, chain, reached))
+        finished = [run.job.entry for run in work.encodes if run.reached == len(run.job.entry.ids)]
+        self.pool.finish([entry.transition_slot for entry in finished if entry.transition_slot is not None])
         return budget
 
     def _prefill(self, work: Work, request: Request, budget: int) -> int:

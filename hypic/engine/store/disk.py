@@ -195,6 +195,7 @@ class DiskTier:
                 os.ftruncate(descriptor, len(buffer))
                 if not self._make_room():
                     return self._give_up(temporary)
+                encoding.seal(buffer)  # here, on the writer's thread, rather than where entries are made
                 write_all(descriptor, memoryview(buffer.numpy()))  # type: ignore[arg-type]
                 os.fsync(descriptor)
             finally:

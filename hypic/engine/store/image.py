@@ -8,7 +8,8 @@ transitions that were dropped are left out (``LinearPart.heads``). How an image 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,6 @@ from torch import Tensor
 from hypic.engine.pool import Layout, LinearShape, Need, Pool
 from hypic.engine.segment import CachedSegment, Identity, Label
 from hypic.errors import StoreCorrupt
-
-HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -90,10 +89,20 @@ def _named(image: EntryImage) -> Iterator[tuple[str, Tensor]]:
         yield f"attention.{number}.values", kept.values
 
 
-def export(pool: Pool, entry: CachedSegment, identity: Identity, device: torch.device = HOST) -> EntryImage:
-    """What the pool holds of an entry, copied to the host, or to another ``device``, its own included."""
+def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
+    """What the pool holds of an entry, copied to the host."""
+    found = view(pool, entry, identity)
+    return replace(
+        found,
+        linear=tuple(LinearPart(*map(_copied, (p.transition, p.end_state, p.tail, p.heads))) for p in found.linear),
+        attention=tuple(AttentionPart(part.keys.cpu(), part.values.cpu()) for part in found.attention),
+    )
+
+
+def view(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
+    """An entry where it lies: good until the pool is written to, and cheap for who copies it elsewhere."""
     slots = torch.from_numpy(entry.kv_slots).to(pool.device)
-    linear = tuple(_export_linear(pool, layer, entry, device) for layer in range(len(pool.layout.linear)))
+    linear = tuple(_view_linear(pool, layer, entry) for layer in range(len(pool.layout.linear)))
     pairs = [pool.read_kv(layer, slots) for layer in range(len(pool.layout.attention))]
     return EntryImage(
         key=entry.key,
@@ -101,7 +110,7 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity, device: torch.d
         seam=len(entry.ids) - entry.num_cached,
         identity=identity,
         linear=linear,
-        attention=tuple(AttentionPart(keys.to(device), values.to(device)) for keys, values in pairs),
+        attention=tuple(AttentionPart(keys, values) for keys, values in pairs),
         is_snapshot=entry.is_snapshot,
         deterministic=entry.deterministic,
         namespace=entry.namespace,
@@ -112,17 +121,20 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity, device: torch.d
     )
 
 
-def _export_linear(pool: Pool, layer: int, entry: CachedSegment, device: torch.device) -> LinearPart:
-    state, transition = entry.state_slot, entry.transition_slot
-    return LinearPart(
-        None if transition is None else _copied(pool.transitions[layer][transition], device),
-        _copied(pool.states[layer][state], device),
-        _copied(pool.tails[layer][state], device),
-    )
+def _view_linear(pool: Pool, layer: int, entry: CachedSegment) -> LinearPart:
+    state, tail = pool.states[layer][entry.state_slot], pool.tails[layer][entry.state_slot]
+    if entry.transition_slot is None:  # a snapshot is never rounded
+        return LinearPart(None, state, tail)
+    transition, form = pool.transitions[layer][entry.transition_slot], pool.form
+    heads = form.kept_heads(transition)
+    kept = transition if heads is None else transition[heads.long()]
+    return LinearPart(form.at_rest(kept), form.at_rest(state), tail, heads)
 
 
-def _copied(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.clone() if tensor.device == device else tensor.to(device)
+def _copied(tensor: Any) -> Any:
+    if tensor is None:
+        return None
+    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
 
 
 def need(pool: Pool, image: EntryImage) -> Need:

@@ -24,8 +24,9 @@ logger = logging.getLogger("hypic")
 class Pending:
     """An entry that is being fetched. ``is_over`` once it is read or lost; ``image`` stays ``None`` if it is lost.
 
-    ``is_claimed``: pages and slots are waiting for it; ``is_unwanted``: it was forgotten meanwhile. ``event`` is the
-    device's, of the copies that are under way.
+    ``is_claimed``: pages and slots are waiting for it; ``is_unwanted``: it was forgotten meanwhile; ``is_extra``: it is
+    not worth waiting for. ``began`` and ``event`` are when the copies into the device begin and end: the device's
+    events, or times.
     """
 
     key: bytes
@@ -36,7 +37,8 @@ class Pending:
     is_over: bool = False
     is_claimed: bool = False
     is_unwanted: bool = False
-    began_s: float = 0.0
+    is_extra: bool = False
+    began: object = None
     event: object = None
 
     @property

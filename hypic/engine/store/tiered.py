@@ -79,34 +79,36 @@ class Tiered:
 
     def choose(self, key: bytes, ids: tuple[int, ...]) -> Choice:
         """Load or encode; what is to be loaded begins to be read."""
-        if not self.tiers:
-            return Choice()
+        if not self.tiers or key in self._reasons:
+            return Choice(None, self._reasons.get(key, ""))
         pending = self._pending.get(key) or self._on_its_way(key, ids)
-        if pending is not None and not pending.is_lost:
+        if pending is not None and not pending.is_lost and (pending.is_over or not pending.is_extra):
             return Choice(pending)
-        self._pending.pop(key, None)
         found = self.find(key)
         if found is None:
-            return Choice(None, self._reasons.pop(key, ""))
+            return Choice()
         tier, stored = found
-        ahead = self.reader.num_bytes if tier.blocks else 0
+        ahead = self.reader.num_bytes if tier.blocks and pending is None else 0
         reason = self.costs.objection(tier.name, stored.num_bytes, stored.num_tokens, ahead)
-        if reason and not (tier.blocks and ahead == 0):
-            return Choice(None, reason)
         # An idle reader reads even what is not worth waiting for: speeds change, and the host tier may take it in.
-        pending = self._fetch(Pending(key, ids, tier, stored.num_bytes, began_s=time.perf_counter()))
-        return Choice(None, reason) if reason else Choice(pending)
+        is_extra = bool(reason)
+        if pending is None and (not is_extra or (tier.blocks and ahead == 0)):
+            pending = self._fetch(Pending(key, ids, tier, stored.num_bytes, is_extra=is_extra))
+        if pending is None or is_extra:
+            return Choice(None, reason)
+        pending.is_extra = False
+        return Choice(pending)
 
     def install(self, pending: Pending, entry: CachedSegment) -> bool:
         """Move what has been read into an entry's pages and slots; whether that is over, or the entry is lost."""
         if not pending.is_over or pending.image is None:
             return pending.is_over
         if pending.event is None:
-            pending.began_s = time.perf_counter()
-            pending.event = self._copy(pending.image, entry)
+            pending.began = time.perf_counter()
+            pending.event = self._copy(pending, pending.image, entry)
         if isinstance(pending.event, torch.cuda.Event) and not pending.event.query():  # type: ignore[no-untyped-call]
             return False
-        self.costs.install.see(pending.num_bytes, time.perf_counter() - pending.began_s)
+        self.costs.install.see(pending.num_bytes, _seconds_of(pending))
         entry.labels |= pending.image.labels
         times = [time_s for time_s in (entry.expires_s, pending.image.expires_s) if time_s is not None]
         entry.expires_s = min(times, default=None)
@@ -117,6 +119,8 @@ class Tiered:
         """Nobody waits for it any more; what the device copies is waited for, since its slots are given back."""
         if isinstance(pending.event, torch.cuda.Event):
             pending.event.synchronize()
+        if pending.is_lost:
+            self._note(pending.key, "lost")
         self._pending.pop(pending.key, None)
 
     def wait(self, timeout_s: float) -> None:
@@ -131,6 +135,7 @@ class Tiered:
 
     def made(self, entry: CachedSegment) -> None:
         """A new entry is in the device's store: it is to be saved when there is time."""
+        self._reasons.pop(entry.key, None)
         if any(tier.blocks for tier in self.tiers):
             self._unsaved[entry.key] = entry
 
@@ -277,19 +282,21 @@ class Tiered:
         return encoding.decode(held, verify=False)
 
     def _note(self, key: bytes, reason: str) -> None:
-        self._reasons[key] = reason
+        """Why an entry is not to be loaded until it has been made again."""
+        self._reasons.setdefault(key, reason)
         while len(self._reasons) > MAX_REASONS:
             self._reasons.popitem(last=False)
 
-    def _copy(self, found: image.EntryImage, entry: CachedSegment) -> object:
+    def _copy(self, pending: Pending, found: image.EntryImage, entry: CachedSegment) -> object:
         """On a GPU behind what runs now, beside what runs next; the event tells when."""
         if self._side is None:
             image.install(self.pool, found, entry)
-            return True
+            return time.perf_counter()
         self._side.wait_stream(torch.cuda.current_stream(self.pool.device))
+        pending.began, event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._side):
+            pending.began.record(self._side)
             image.install(self.pool, found, entry)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._side)
         return event
 
@@ -297,7 +304,8 @@ class Tiered:
         return key in self.writer or all(key in tier for tier in self.tiers if tier.blocks)
 
     def _exported(self, entry: CachedSegment) -> Tensor:
-        return encoding.encode(image.export(self.pool, entry, self.identity), pin=self._side is not None)
+        found = image.view(self.pool, entry, self.identity)
+        return encoding.encode(found, pin=self._side is not None, has_checksum=False)
 
     def _leaving(self, entry: CachedSegment) -> None:
         """The device evicts an entry."""
@@ -313,3 +321,11 @@ class Tiered:
         for tier in faster:
             tier.put(key, buffer)
         self.keep(key, buffer)
+
+
+def _seconds_of(pending: Pending) -> float:
+    """What the copies into the device took, once they are over."""
+    if isinstance(pending.event, torch.cuda.Event) and isinstance(pending.began, torch.cuda.Event):
+        return float(pending.began.elapsed_time(pending.event)) / 1e3
+    assert isinstance(pending.event, float) and isinstance(pending.began, float), "the host's clock was read"
+    return pending.event - pending.began

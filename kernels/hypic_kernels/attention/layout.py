@@ -1,7 +1,8 @@
-"""How heads are cut into tiles and how the kernel is laid out on the chip; plain numbers, so that Triton is not needed."""
+"""How heads are cut into tiles and how the kernel is laid out on the chip; plain numbers, no Triton."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,8 @@ WIDEST_LATENT = 512
 SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """What one program may take of shared memory, by compute capability (80 is 8.0)."""
 MOST_ROWS = 128
+TILES_TO_TURN_ONCE = 8
+"""Tiles of a chain, from which on its keys are turned before they are asked."""
 MOST_SPLITS = 64
 FEWEST_KEYS = 256
 """Keys of a part, below which another part costs more than it saves."""
@@ -98,6 +101,7 @@ class Config(NamedTuple):
     ``block_n`` keys are read at a time. ``num_stages``: a key's address is itself loaded, so 1 loads keys when they
     are needed, 2 while those before them are used, and 3 loads addresses ahead too. ``precision`` of products of
     float32 numbers: as they are, or three TF32 products on matrix units; 16-bit numbers do not need it.
+    ``turns_once``: keys are turned in a launch of their own, into a scratch, not by every tile that reads them.
     """
 
     block_m: int
@@ -105,25 +109,30 @@ class Config(NamedTuple):
     num_warps: int
     num_stages: int
     precision: Precision = "ieee"
+    turns_once: bool = False
 
     def num_heads(self, tile: int, group: int) -> int:
         """Heads of a group that a program takes."""
         return min(group, self.block_m // tile)
 
-    def shared_bytes(self, dims: HeadDims, dtype: torch.dtype) -> int:
-        """Shared memory of the kernel, at most, as read off compiled ones."""
+    def shared_bytes(self, dims: HeadDims, dtype: torch.dtype, limit: int) -> int:
+        """Shared memory of the kernel, at most, as read off compiled ones for chips where a program has ``limit``."""
         half, _, *rest = dims.key_pieces
-        size, values = dtype.itemsize, sum(pieces(dims.value_dim))
-        stored = values if dims.is_latent else sum(rest) + values
-        # Matrix units of a warp group read operands where they were loaded: that takes a second buffer.
-        is_wide = self.block_m >= 64 and size == 2
-        num_buffers = 0 if self.num_stages == 1 else 2 if is_wide else 1
-        loaded = num_buffers * stored * size + (num_buffers > 0) * 2 * half * size
-        tables = (num_buffers > 0 and dims.rotary_dim > 0) * 2 * half * 4
-        turned = 2 * half * size if is_wide or not num_buffers else 0
-        held = (0 if num_buffers else stored * size) + turned + self.block_m * size
-        queries = self.block_m * (2 * half + sum(rest)) * size
-        return max(queries + self.block_n * (loaded + tables + held + 16), self.block_m * values * 4)
+        size, values, turning = dtype.itemsize, sum(pieces(dims.value_dim)), 2 * half
+        is_split = size == 4 and self.precision == "tf32x3"
+        stored = values if dims.is_latent and not is_split else sum(rest) + values
+        queries = self.block_m * (turning + sum(rest)) * size
+        if self.num_stages == 1:
+            key, queries = (stored + turning + self.block_m) * size, queries * (3 if is_split else 2) // 2
+        else:
+            # Matrix units of a warp group read operands where they were loaded: that takes a second buffer, and a
+            # third for latents, which are read both ways. Halves that turn go there once more when they have.
+            is_wide = self.block_m >= 64 and limit > SHARED_BYTES[80]
+            num_buffers = (2 + dims.is_latent) if is_wide else 1
+            tables = 2 * half * 4 if dims.rotary_dim and not self.turns_once else 0
+            held = (num_buffers if self.turns_once else 1 + is_wide) * turning
+            key = (num_buffers * stored + held + self.block_m) * size + tables + 16
+        return max(queries + self.block_n * key, self.block_m * values * 4)
 
 
 class Choice(NamedTuple):
@@ -152,15 +161,17 @@ class Load:
 
 def choose(dims: HeadDims, dtype: torch.dtype, load: Load) -> Choice:
     """Tile, parts and layout for a case, from sizes alone; the same for any contents."""
-    rows = min(padded(load.tokens_per_chain * dims.group), _most_rows(dims, dtype, load.shared_bytes))
-    tile = max(1, rows // dims.group)
+    rows = min(padded(load.tokens_per_chain * dims.group), most_rows(dims, dtype, load.shared_bytes))
+    tile = max(1, min(load.tokens_per_chain, rows // dims.group))
     config = default_config(dims, dtype, tile, load.shared_bytes)
     blocks = -(-dims.group // config.num_heads(tile, dims.group))
     num_programs = max(1, load.num_chains * -(-load.tokens_per_chain // tile) * load.num_key_heads * blocks)
     # Small programs share a processor; parts of unequal length need twice as many as there is room for.
     wanted = 2 * load.num_processors * (1 if config.block_m >= 64 else 2)
     num_splits = -(-wanted // num_programs) if num_programs < wanted else 1
-    return Choice(tile, max(1, min(num_splits, MOST_SPLITS, load.num_keys // FEWEST_KEYS)), config)
+    num_splits = max(1, min(num_splits, MOST_SPLITS, load.num_keys // FEWEST_KEYS))
+    turns_once = dims.rotary_dim > 0 and load.tokens_per_chain >= tile * TILES_TO_TURN_ONCE
+    return Choice(tile, num_splits, config._replace(turns_once=turns_once))
 
 
 def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: int) -> Config:
@@ -169,19 +180,23 @@ def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: 
     Raises:
         LayoutError: a tile of more tokens than any layout has rows.
     """
-    most = _most_rows(dims, dtype, shared_bytes)
-    rows = min(padded(tile * dims.group), max(most, padded(tile)))
-    if rows > MOST_ROWS:
-        raise LayoutError(f"a tile of {tile} tokens takes {rows} rows, the most is {MOST_ROWS}; plan smaller tiles.")
+    most = most_rows(dims, dtype, shared_bytes)
+    if tile > most:
+        raise LayoutError(
+            f"a tile of {tile} tokens is more than the {most} rows of a program here; plan smaller tiles."
+        )
+    rows = min(padded(tile * dims.group), most)
     if dtype == torch.float32:
-        found = [Config(rows, n, 4, 1, "tf32x3") for n in (32, 16)]
+        found = [Config(rows, 16, 8, 1)] if dims.is_latent else [Config(rows, n, 8, 1, "tf32x3") for n in (32, 16)]
     else:
         num_warps = 8 if rows >= 128 or (dims.is_latent and rows >= 64) else 4
-        found = [Config(rows, n, num_warps, s) for n, s in ((64, 3), (32, 3), (16, 3), (32, 1), (16, 1))]
-    return next((config for config in found if config.shared_bytes(dims, dtype) <= shared_bytes), found[-1])
+        keys = ((32, 3), (16, 3), (16, 1)) if dims.is_latent else ((64, 3), (32, 3), (16, 3), (32, 1), (16, 1))
+        found = [Config(rows, n, num_warps, s) for n, s in keys]
+    fitting = (config for config in found if config.shared_bytes(dims, dtype, shared_bytes) <= shared_bytes)
+    return next(fitting, found[-1])
 
 
-def _most_rows(dims: HeadDims, dtype: torch.dtype, shared_bytes: int) -> int:
+def most_rows(dims: HeadDims, dtype: torch.dtype, shared_bytes: int) -> int:
     """Rows beyond which sums of values no longer fit into registers, or queries into shared memory."""
     is_large = shared_bytes > SHARED_BYTES[80]
     if dtype == torch.float32:
@@ -195,16 +210,41 @@ def candidates(dims: HeadDims, dtype: torch.dtype) -> list[tuple[int, Config]]:
     """Tokens a tile and layout, of everything that may be chosen or is worth a measurement; each of them is tested."""
     if dtype == torch.float32:
         rows, precisions = (16,) if dims.is_latent else (16, 32), ("ieee", "tf32x3")
-        layouts = [Config(m, n, 4, 1, p) for m in rows for n in (16, 32) for p in precisions]  # type: ignore[arg-type]
+        layouts = [Config(m, n, w, 1, p) for m in rows for n in (16, 32) for w in (4, 8) for p in precisions]  # type: ignore[arg-type]
     elif dims.is_latent:
         layouts = [Config(m, n, w, s) for m, w in ((16, 4), (32, 4), (64, 8)) for n in (16, 32, 64) for s in (1, 3)]
     else:
         small = [Config(m, n, 4, s) for m in (16, 32, 64) for n in (16, 32, 64) for s in (1, 2, 3)]
         large = [Config(m, n, 8, s) for m in (64, 128) for n in (32, 64) for s in (1, 2, 3)]
         layouts = [*small, *large, Config(16, 128, 4, 3), Config(16, 64, 8, 3), Config(128, 128, 8, 3)]
+    if dims.rotary_dim:
+        layouts += [config._replace(turns_once=True) for config in layouts if config.num_stages == 3]
     return [(max(1, config.block_m // dims.group), config) for config in layouts]
 
 
 def scratch_numbers(num_splits: int, num_tokens: int, num_heads: int, value_dim: int) -> int:
     """float32 numbers that the parts of a plan take; none without splits."""
     return num_splits * num_tokens * num_heads * (value_dim + 1) if num_splits > 1 else 0
+
+
+TILES = (1, 4, 16, 64)
+"""Tokens a tile, from decode to prefill."""
+HEADS = {
+    "64": HeadDims(4, 64, 64, 64),
+    "96": HeadDims(4, 96, 96, 96),
+    "128": HeadDims(4, 128, 128, 128),
+    "192": HeadDims(4, 192, 192, 64),
+    "192-128": HeadDims(1, 192, 128, 64),
+    "256": HeadDims(8, 256, 256, 64),
+    "256-none": HeadDims(8, 256, 256, 0),
+    "latent": HeadDims(32, 64, 512, 64, is_latent=True),
+}
+"""Heads of models that there are, by which layouts are tried."""
+
+
+def layouts(dims: HeadDims, dtype: torch.dtype, room: int, wanted: Sequence[int] = TILES) -> dict[Config, int]:
+    """What may be chosen where a program has ``room`` bytes, with the largest tile of each; keys turned either way."""
+    tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, room)]
+    chosen = {default_config(dims, dtype, tile, room): tile for tile in tiles}
+    once = {config._replace(turns_once=True): tile for config, tile in chosen.items()}
+    return chosen | once if dims.rotary_dim else chosen

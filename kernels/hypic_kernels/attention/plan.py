@@ -142,12 +142,13 @@ class _Sections(NamedTuple):
 
     @staticmethod
     def of(sizes: PlanSizes, has_key_positions: bool) -> _Sections:
-        lengths = (sizes.num_slots, sizes.num_chains, sizes.num_chains, sizes.num_tokens, *(sizes.num_tiles,) * 3)
-        parts, start = [], 0
-        for length in (*lengths, sizes.num_slots if has_key_positions else 0):
-            parts.append(slice(start, start + length))
-            start += -(-length // ALIGNED) * ALIGNED
-        return _Sections(*parts[:7], parts[7] if has_key_positions else None, start)
+        slots, chains, tokens, tiles = sizes
+        lengths = np.array([slots, chains, chains, tokens, tiles, tiles, tiles, slots * has_key_positions])
+        ends = np.cumsum(-(-lengths // ALIGNED) * ALIGNED)
+        starts = np.concatenate([[0], ends[:-1]])
+        parts = [slice(start, start + length) for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+        turns = parts.pop() if has_key_positions else None
+        return _Sections._make([*parts[:7], turns, int(ends[-1])])
 
 
 def _tiles(chains: Sequence[ChainQueries], tile: int) -> Counts:

@@ -1,4 +1,4 @@
-"""Random problems for the twin: shared keys, slots in no order, holes full of NaN. For tests, the self-check, the bench."""
+"""Random problems for tests, self-check and bench: shared keys, slots in no order, holes full of NaN."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class Problem:
     sin: Tensor | None
     scale: float
     dims: HeadDims
+    chains: tuple[ChainQueries, ...]
 
     @staticmethod
     def random(
@@ -61,12 +62,14 @@ class Problem:
         is_moved: bool = False,
         spare: int = 0,
         num_slots: int | None = None,
+        is_drawn_there: bool = False,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> Problem:
         """``is_moved``: keys turn by positions that are not their index. ``spare``: padding of the plan, of each kind.
 
         Chains share slots where ``num_slots`` is less than they need together; slots that no chain names are NaN.
+        ``is_drawn_there``: numbers are drawn on the device, which is quick and depends on it.
         """
         draw = torch.Generator().manual_seed(seed)
         longest = max((w.length for w in work), default=0)
@@ -79,24 +82,28 @@ class Problem:
             chains.append(ChainQueries(order, np.asarray(w.positions, dtype=np.int64), turns))
         plan = _padded_plan(chains, tile, num_splits, spare).to(device)
 
+        there = torch.Generator(device).manual_seed(seed) if is_drawn_there else draw
+
+        def normal(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.randn(shape, generator=there, device=there.device).to(device, dtype)
+
         def stored(width: int) -> Tensor:
-            wide = torch.randn((total, num_key_heads, width), generator=draw)
-            wide[~torch.from_numpy(used)] = math.nan
-            return wide.to(device, dtype)
+            wide = normal(dtype, total, num_key_heads, width)
+            wide[torch.from_numpy(~used).to(device)] = math.nan
+            return wide
 
         half = dims.rotary_dim // 2
         angles = torch.arange(longest + 8)[:, None] * 0.7 ** torch.arange(1, half + 1)
-        width = dims.key_dim + (dims.value_dim if dims.is_latent else 0)
-        q = torch.randn((plan.sizes.num_tokens, num_key_heads * dims.group, width), generator=draw)
         return Problem(
-            q=q.to(device, query_dtype or dtype),
+            q=normal(query_dtype or dtype, plan.sizes.num_tokens, num_key_heads * dims.group, dims.query_dim),
             keys=stored(dims.key_dim),
             values=stored(dims.value_dim),
             plan=plan,
             cos=angles.cos().to(device, torch.float32) if half else None,
             sin=angles.sin().to(device, torch.float32) if half else None,
-            scale=1.5 * width**-0.5,
+            scale=1.5 * dims.query_dim**-0.5,
             dims=dims,
+            chains=tuple(chains),
         )
 
     @property
@@ -115,6 +122,10 @@ class Problem:
         reference.attend(*self.arguments, out, is_latent=self.dims.is_latent)
         return out
 
+    def planned(self, tile: int, num_splits: int = 1) -> Plan:
+        """The same chains in tiles of another size, without padding."""
+        return plan_of(self.chains, tile=tile, num_splits=num_splits, device=self.q.device)
+
     def run(self, config: Config, out_dtype: torch.dtype | None = None) -> Tensor:
         """By the kernel."""
         from hypic_kernels.attention import triton as kernel
@@ -131,13 +142,3 @@ def _padded_plan(chains: Sequence[ChainQueries], tile: int, num_splits: int, spa
     return plan_of(
         chains, tile=tile, num_splits=num_splits, sizes=PlanSizes(*(number + spare for number in plan.sizes))
     )
-
-
-def relative_error(result: Tensor, exact: Tensor) -> float:
-    """``|result - exact| / |exact|``, infinite unless NaN stands in exactly the same places."""
-    known = ~exact.isnan()
-    if bool((result.isnan() == known).any()):
-        return math.inf
-    difference = torch.where(known, result.to(exact.dtype) - exact, 0.0)
-    scale = torch.where(known, exact, 0.0).norm()
-    return float(difference.norm() / scale.clamp_min(torch.finfo(exact.dtype).tiny))

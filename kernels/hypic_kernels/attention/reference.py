@@ -39,7 +39,7 @@ def attend(
         slots = plan.slots[start : start + length].long()
         chain_values = values[slots].to(dtype)
         chain_keys = rotated(keys[slots].to(dtype), turns, cos, sin)
-        for part in tokens.split(QUERIES_AT_ONCE):
+        for part in torch.split(tokens, QUERIES_AT_ONCE):
             positions = plan.positions[part].long()
             wanted = _queries(q[part].to(dtype), positions, cos, sin, values.shape[2] if is_latent else 0)
             all_keys = torch.cat([chain_values, chain_keys], dim=-1) if is_latent else chain_keys

@@ -1,4 +1,4 @@
-"""Attention to the keys of chains, read where they lie, as one kernel: a program per tile, key head and part of the keys.
+"""Attention to the keys of chains, read where they lie: a program per tile, key head and part of the keys.
 
 The heads that share a key stand in one tile beside each other, so that a key is read and turned once for all of them.
 What is computed stands in ``reference.py``; why it is arranged so, in README.md. This file checks no argument: the
@@ -6,9 +6,8 @@ package's ``attend`` does.
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
-import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,20 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hypic_kernels.attention.combine import combine
+from hypic_kernels.attention.jit import jit
 from hypic_kernels.attention.layout import Config, HeadDims, pieces, scratch_numbers
 from hypic_kernels.attention.plan import Plan
+from hypic_kernels.attention.turn import ready_keys, turn
+from hypic_kernels.launch import Launch
 
 _NO_POSITION = tl.constexpr(2**31 - 1)
 _LOG2_E = 1.4426950408889634
 
 
-def _jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit``, with a type whether or not a type checker can see Triton. One kernel serves every number of
-    parts."""
-    return triton.jit(function, do_not_specialize=["num_splits"])
-
-
-@_jit
+@jit
 def _flat(
     base: tl.tensor, rows: tl.tensor, mask: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
 ) -> tl.tensor:
@@ -46,7 +43,7 @@ def _flat(
     return tile
 
 
-@_jit
+@jit
 def _upright(
     base: tl.tensor, rows: tl.tensor, mask: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
 ) -> tl.tensor:
@@ -63,7 +60,7 @@ def _upright(
     return tile
 
 
-@_jit
+@jit
 def _turned(first: tl.tensor, second: tl.tensor, cos: tl.tensor, sin: tl.tensor, TURNS: tl.constexpr) -> tl.tensor:
     """Both halves turned in fp32 and side by side in a new axis, the first."""
     if TURNS:
@@ -72,7 +69,7 @@ def _turned(first: tl.tensor, second: tl.tensor, cos: tl.tensor, sin: tl.tensor,
     return tl.permute(tl.join(first, second), (2, 0, 1))
 
 
-@_jit
+@jit
 def _queries(
     q: tl.tensor,
     rows: tl.tensor,
@@ -111,7 +108,7 @@ def _queries(
     return turned, rest_a, rest_b
 
 
-@_jit
+@jit
 def _step(
     turned: tl.tensor,
     rest_a: tl.tensor,
@@ -126,8 +123,10 @@ def _step(
     key_positions: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
+    ready: tl.tensor,
     key_stride: tl.tensor,
     value_stride: tl.tensor,
+    ready_stride: tl.tensor,
     start: tl.tensor,
     stop: tl.tensor,
     positions: tl.tensor,
@@ -147,6 +146,7 @@ def _step(
     TURNS: tl.constexpr,
     HAS_KEY_POSITIONS: tl.constexpr,
     LATENT: tl.constexpr,
+    IS_READY: tl.constexpr,
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tl.tuple:
@@ -164,7 +164,10 @@ def _step(
         value_b = _flat(values + VALUE_A, value_rows, known, VALUE_B, BLOCK_VB, MASKED)
 
     scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if HALF > 0:
+    if IS_READY:
+        both = _upright(ready, indices.to(tl.int64) * ready_stride, known, 2 * BLOCK_HALF, 2 * BLOCK_HALF, MASKED)
+        scores = tl.dot(turned, both, acc=scores, input_precision=PRECISION)
+    elif HALF > 0:
         one = _upright(keys, key_rows, known, HALF, BLOCK_HALF, MASKED)
         two = _upright(keys + HALF, key_rows, known, HALF, BLOCK_HALF, MASKED)
         c, s = known, known
@@ -207,13 +210,14 @@ def _step(
     return acc_a, acc_b, total, higher
 
 
-@_jit
+@jit
 def _attend(
     q: tl.tensor,
     keys: tl.tensor,
     values: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
+    ready: tl.tensor,
     slots: tl.tensor,
     key_positions: tl.tensor,
     starts: tl.tensor,
@@ -230,6 +234,7 @@ def _attend(
     key_head_stride: tl.tensor,
     value_stride: tl.tensor,
     value_head_stride: tl.tensor,
+    ready_stride: tl.tensor,
     out_stride: tl.tensor,
     out_head_stride: tl.tensor,
     out_split_stride: tl.tensor,
@@ -255,6 +260,7 @@ def _attend(
     TURNS: tl.constexpr,
     HAS_KEY_POSITIONS: tl.constexpr,
     LATENT: tl.constexpr,
+    IS_READY: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
@@ -292,6 +298,7 @@ def _attend(
     start = tl.load(starts + chain)
     slots += start
     key_positions += start
+    ready += start.to(tl.int64) * ready_stride + key_head * (2 * BLOCK_HALF)
 
     acc_a = tl.zeros((BLOCK_M, BLOCK_VA), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -302,16 +309,18 @@ def _attend(
     for here in tl.range(begin, middle, BLOCK_N, num_stages=STAGES):
         acc_a, acc_b, total, top = _step(
             turned, rest_a, rest_b, acc_a, acc_b, total, top,
-            keys, values, slots, key_positions, cos, sin, key_stride, value_stride, here, stop, positions, scale,
+            keys, values, slots, key_positions, cos, sin, ready,
+            key_stride, value_stride, ready_stride, here, stop, positions, scale,
             HALF, REST_A, REST_B, VALUE_A, VALUE_B, BLOCK_HALF, BLOCK_A, BLOCK_B, BLOCK_VA, BLOCK_VB,
-            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, PRECISION, False,
+            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, IS_READY, PRECISION, False,
         )  # fmt: skip
     for here in tl.range(middle, stop, BLOCK_N, num_stages=STAGES):
         acc_a, acc_b, total, top = _step(
             turned, rest_a, rest_b, acc_a, acc_b, total, top,
-            keys, values, slots, key_positions, cos, sin, key_stride, value_stride, here, stop, positions, scale,
+            keys, values, slots, key_positions, cos, sin, ready,
+            key_stride, value_stride, ready_stride, here, stop, positions, scale,
             HALF, REST_A, REST_B, VALUE_A, VALUE_B, BLOCK_HALF, BLOCK_A, BLOCK_B, BLOCK_VA, BLOCK_VB,
-            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, PRECISION, True,
+            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, IS_READY, PRECISION, True,
         )  # fmt: skip
 
     has_seen = total > 0
@@ -336,56 +345,6 @@ def _attend(
             (acc_b * share[:, None]).to(out.dtype.element_ty),
             mask=written[:, None] & (channels < VALUE_B),
         )
-
-
-@_jit
-def _combine(
-    parts: tl.tensor,
-    logs: tl.tensor,
-    tile_first: tl.tensor,
-    tile_count: tl.tensor,
-    out: tl.tensor,
-    part_stride: tl.tensor,
-    log_stride: tl.tensor,
-    out_stride: tl.tensor,
-    out_head_stride: tl.tensor,
-    num_splits: tl.tensor,
-    TILE: tl.constexpr,
-    HEADS: tl.constexpr,
-    V: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-) -> None:
-    """``BLOCK_H`` heads of one token: their parts, each weighed by the sum of its weights."""
-    num_blocks: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
-    program = tl.program_id(0)
-    tile = program // num_blocks // TILE
-    within = program // num_blocks % TILE
-    heads = program % num_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    token = (tl.load(tile_first + tile) + within).to(tl.int64)
-    valid = (heads < HEADS) & (within < tl.load(tile_count + tile))
-    rows = token * HEADS + heads
-    top = tl.full((BLOCK_H,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_H,), tl.float32)
-    mixed = tl.zeros((BLOCK_H, BLOCK_V), tl.float32)
-    channels = tl.arange(0, BLOCK_V)[None, :]
-    inside = valid[:, None] & (channels < V)
-    logs += rows
-    places = parts + rows[:, None] * V + channels
-    for _ in tl.range(0, num_splits, num_stages=3):
-        log = tl.load(logs, mask=valid, other=-float("inf"))
-        part = tl.load(places, mask=inside & (log > -float("inf"))[:, None], other=0.0)
-        higher = tl.maximum(top, log)
-        shift = tl.where(higher == -float("inf"), 0.0, higher)
-        shrink, share = tl.exp2(top - shift), tl.exp2(log - shift)
-        mixed = mixed * shrink[:, None] + part * share[:, None]
-        total = total * shrink + share
-        top = higher
-        logs += log_stride
-        places += part_stride
-    mixed = tl.where((total > 0)[:, None], mixed / total[:, None], 0.0)
-    places = out + (token * out_stride + heads * out_head_stride)[:, None] + channels
-    tl.store(places, mixed.to(out.dtype.element_ty), mask=inside)
 
 
 @functools.cache
@@ -418,9 +377,51 @@ def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> 
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
         "LATENT": dims.is_latent,
+        "IS_READY": config.turns_once and dims.rotary_dim > 0,
         "PRECISION": config.precision,
         "STAGES": config.num_stages,
     }
+
+
+def launches(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Plan,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    scale: float,
+    out: Tensor,
+    dims: HeadDims,
+    config: Config,
+    scratch: Tensor | None = None,
+) -> Iterator[Launch]:
+    """Keys turned once if ``config`` says so, attention, parts put together if there are any."""
+    num_heads, key_heads, splits = q.shape[1], keys.shape[1], plan.num_splits
+    ready, target, logs, strides = keys, out, plan.slots, (out.stride(0), out.stride(1), 0, 0)
+    if config.turns_once and cos is not None and sin is not None:
+        ready = ready_keys(keys, plan, dims)
+        yield turn(keys, plan, cos, sin, dims, ready)
+    if splits > 1:
+        size = len(plan.positions) * num_heads
+        numbers, ends = scratch_numbers(splits, len(plan.positions), num_heads, dims.value_dim), size * dims.value_dim
+        scratch = torch.empty(numbers, dtype=torch.float32, device=out.device) if scratch is None else scratch
+        target, logs = scratch[: splits * ends], scratch[splits * ends : numbers]
+        strides = (num_heads * dims.value_dim, dims.value_dim, ends, size)
+    blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
+    arguments = (
+        q, keys, values, keys if cos is None else cos, keys if sin is None else sin, ready,
+        plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
+        plan.starts, plan.lengths, plan.positions, plan.tile_chain, plan.tile_first, plan.tile_count,
+        target, logs,
+        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        ready.stride(0), *strides, splits, scale * _LOG2_E,
+    )  # fmt: skip
+    variant = {"IS_SPLIT": splits > 1, "TURNS": cos is not None, "HAS_KEY_POSITIONS": plan.key_positions is not None}
+    grid = (len(plan.tile_count) * key_heads * blocks * splits,)
+    yield Launch(_attend, grid, arguments, variant | constants(dims, key_heads, plan.tile, config), config.num_warps)
+    if splits > 1:
+        yield combine(target, logs, plan, out)
 
 
 def attend(
@@ -437,36 +438,6 @@ def attend(
     scratch: Tensor | None = None,
 ) -> None:
     """The twin of ``reference.attend``, in fp32 from tiles of the keys' type; ``out`` must not overlap an input."""
-    num_heads, key_heads, splits = q.shape[1], keys.shape[1], plan.num_splits
-    num_tiles, num_tokens = len(plan.tile_count), len(plan.positions)
-    if num_tiles == 0:
-        return
-    target, logs, strides = out, plan.slots, (out.stride(0), out.stride(1), 0, 0)
-    if splits > 1:
-        numbers = scratch_numbers(splits, num_tokens, num_heads, dims.value_dim)
-        scratch = torch.empty(numbers, dtype=torch.float32, device=out.device) if scratch is None else scratch
-        size = num_tokens * num_heads
-        target, logs = scratch[: splits * size * dims.value_dim], scratch[splits * size * dims.value_dim : numbers]
-        strides = (num_heads * dims.value_dim, dims.value_dim, size * dims.value_dim, size)
-    # Triton launches on the current device, whatever device its arguments are on.
-    with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
-        blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
-        _attend[(num_tiles * key_heads * blocks * splits,)](
-            q, keys, values, keys if cos is None else cos, keys if sin is None else sin,
-            plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
-            plan.starts, plan.lengths, plan.positions, plan.tile_chain, plan.tile_first, plan.tile_count,
-            target, logs,
-            q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1), *strides, splits,
-            scale * _LOG2_E,
-            IS_SPLIT=splits > 1, TURNS=cos is not None, HAS_KEY_POSITIONS=plan.key_positions is not None,
-            num_warps=config.num_warps, **constants(dims, key_heads, plan.tile, config),
-        )  # fmt: skip
-        if splits > 1:
-            block_h = min(8, triton.next_power_of_2(num_heads))
-            programs = num_tiles * plan.tile * triton.cdiv(num_heads, block_h)
-            _combine[(programs,)](
-                target, logs, plan.tile_first, plan.tile_count, out, strides[2], strides[3],
-                out.stride(0), out.stride(1), splits,
-                TILE=plan.tile, HEADS=num_heads, V=dims.value_dim, BLOCK_H=block_h,
-                BLOCK_V=triton.next_power_of_2(dims.value_dim), num_warps=4,
-            )  # fmt: skip
+    if len(plan.tile_count):
+        for launch in launches(q, keys, values, plan, cos, sin, scale, out, dims, config, scratch):
+            launch.run()

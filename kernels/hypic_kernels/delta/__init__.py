@@ -1,32 +1,33 @@
 """``delta``: the gated delta rule (arXiv 2412.06464) over chunks of tokens and token by token, on states in a pool.
 
 ``lift`` turns every chunk into an affine map of the state and an affine readout, ``read`` applies the readout once the
-states before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding. They read
+states before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding.
+Where few chunks stand between stored maps, ``factor`` and ``scan`` do the same without a dense map per chunk. They read
 tokens and states where they lie, by index tensors on the device, so a captured graph can be replayed with others.
 The definition is ``reference.py``, the derivation README.md.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from hypic_kernels import available, interpreted
 from hypic_kernels.delta import reference
+from hypic_kernels.delta.backend import Backend, takes_kernel
 from hypic_kernels.delta.check import LiftVariant, ReadVariant, StepVariant
+from hypic_kernels.delta.factored import factor, gated_norm, scan
 from hypic_kernels.delta.layout import (
     CHUNK_SIZES,
     LiftConfig,
     ReadConfig,
+    ScanConfig,
     StepConfig,
     default_precision,
     lift_config,
     read_config,
     step_config,
 )
-from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, state_dtype
+from hypic_kernels.delta.rule import DeltaError, Factors, GatedNorm, Maps, Precision, Rule, state_dtype
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
 from hypic_kernels.trust import is_trusted
 
@@ -34,20 +35,22 @@ __all__ = [
     "CHUNK_SIZES",
     "Backend",
     "DeltaError",
+    "Factors",
     "GatedNorm",
     "LiftConfig",
     "Maps",
     "Precision",
     "ReadConfig",
     "Rule",
+    "ScanConfig",
     "StepConfig",
+    "factor",
+    "gated_norm",
     "lift",
     "read",
+    "scan",
     "step",
 ]
-
-Backend = Literal["auto", "triton", "reference"]
-STORAGE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def lift(
@@ -90,7 +93,7 @@ def lift(
     if config is None:
         config = lift_config(chunks.shape[1], k.shape[2], v.shape[2])
     variant = LiftVariant.of(q, v, chunks, rule, precision, config)
-    if _takes_kernel(backend, dtype, (q, k, v, g, beta)) and (backend == "triton" or is_trusted(variant)):
+    if takes_kernel(backend, dtype, (q, k, v, g, beta)) and (backend == "triton" or is_trusted(variant)):
         from hypic_kernels.delta import triton as kernel
 
         kernel.lift(q, k, v, g, beta, chunks, rule, out, precision, config).run()
@@ -128,7 +131,7 @@ def read(
     check_norm(norm, out)
     config = config or read_config(chunks.shape[1], query.shape[-1], offset.shape[-1], norm is not None)
     variant = ReadVariant.of(query, offset, states, out, norm, precision, config)
-    if _takes_kernel(backend, query.dtype, (query, offset, states)) and (backend == "triton" or is_trusted(variant)):
+    if takes_kernel(backend, query.dtype, (query, offset, states)) and (backend == "triton" or is_trusted(variant)):
         from hypic_kernels.delta import reading as kernel
 
         kernel.read(query, offset, states, chunks, places, norm, out, precision, config).run()
@@ -175,7 +178,7 @@ def step(
     config = config or step_config(k.shape[2], v.shape[2])
     dtype = state_dtype(q, k, v, g, beta, states)
     variant = StepVariant.of(q, v, states, out, rule, norm, config)
-    if _takes_kernel(backend, dtype, (q, k, v, g, beta, states)) and (backend == "triton" or is_trusted(variant)):
+    if takes_kernel(backend, dtype, (q, k, v, g, beta, states)) and (backend == "triton" or is_trusted(variant)):
         from hypic_kernels.delta import stepping as kernel
 
         kernel.step(q, k, v, g, beta, states, read_slots, write_slots, rule, norm, out, config).run()
@@ -184,13 +187,3 @@ def step(
     kept = write_slots >= 0
     states[write_slots[kept].long()] = after[kept].to(states.dtype)
     return out.copy_(reference.normed(outputs, norm))
-
-
-def _takes_kernel(backend: Backend, dtype: torch.dtype, tensors: tuple[Tensor, ...]) -> bool:
-    """Whether the kernel is asked for, or ``auto`` may mean it: CUDA, types that it reads, no gradient."""
-    if backend != "auto":
-        return backend == "triton"
-    if not tensors[0].is_cuda or dtype != torch.float32 or not available() or interpreted():
-        return False
-    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return not wants_gradient and all(tensor.dtype in STORAGE for tensor in tensors)

@@ -172,7 +172,7 @@ class _ReadWork:
 
     def exact(self) -> Tensor:
         maps, chunks = self.maps, self.problem.chunks
-        plain = reference.read(maps.query, maps.offset.double(), self.states, chunks, None, len(self.out))
+        plain = reference.read(maps.query.double(), maps.offset.double(), self.states.double(), chunks, None, len(self.out))
         return reference.normed(plain, self.problem.wide().norm).float()
 
 

@@ -29,7 +29,7 @@ def chains_of(works: list[Work]) -> list[ChainQueries]:
 def test_every_token_stands_in_one_tile_of_its_chain(works: list[Work], tile: int) -> None:
     plan = plan_of(chains_of(works), tile=tile)
     owner = [chain for chain, work in enumerate(works) for _ in work.positions]
-    named = []
+    named: list[int] = []
     for chain, first, count in zip(
         *(t.tolist() for t in (plan.tile_chain, plan.tile_first, plan.tile_count)), strict=True
     ):
