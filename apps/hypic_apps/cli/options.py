@@ -8,7 +8,7 @@ from dataclasses import Field, fields
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hypic.config import DTYPES, LOAD_FORMATS, STORAGES, EngineConfig
+from hypic.config import DTYPES, LAUNCHERS, LOAD_FORMATS, STORAGES, EngineConfig
 from hypic.types import Policy
 
 _PREFIX = "engine."
@@ -27,6 +27,8 @@ HELP: Mapping[str, str] = {
     "seed": "seed of dummy weights",
     "load_format": " or ".join(LOAD_FORMATS),
     "adapter": "folder or repository of one PEFT LoRA adapter, merged into the weights",
+    "workers": "processes with a replica of the model each",
+    "launcher": f"who starts the workers: {' or '.join(LAUNCHERS)}",
     "threads": "threads of torch on a CPU",
     "kernels": "auto (on a GPU with Triton), on or off; on a CPU their slow references are run",
     "graphs": "record small steps on a GPU before the engine is ready",
