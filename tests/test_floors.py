@@ -76,9 +76,10 @@ ONLY: Mapping[str, tuple[str, ...]] = {
         *("hypic", "hypic_retriever", "hypic.integrations", "hypic_kernels"),
         *("hypic.engine.models", "hypic.engine.layers", "hypic.engine.linear", "hypic.engine.affine"),
     ),
-    # What dropping T costs shows in states and logits, which no public name gives out.
+    # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
         *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.scheduler", "hypic.engine.engine"),
+        *("hypic.engine.sampler", "hypic.engine.tokenizer", "hypic.engine.weights"),
     ),
 }
 

@@ -21,8 +21,9 @@ from hypic_apps.train.natural import Library
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.render import Encoder, Row, Turn, Weights, conversation
 from hypic_apps.train.rows import padded
+from hypic_apps.train.scenes import updates
 from hypic_apps.train.schema import Schema, Split
-from hypic_apps.train.world import World, updates
+from hypic_apps.train.world import World
 
 ITEMS_SEED = 1_000_003
 ONLY_ANSWERS = Weights(passage=0.0, question=0.0, answer=1.0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from hypic_apps.train.schema import Relation, Split
@@ -25,20 +25,22 @@ class Fact:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question and its answer, both as plain text; ``kind`` names what it exercises."""
+    """A question and its answer, both as plain text; ``kind`` names what it exercises, ``about`` what it rests on."""
 
     kind: str
     question: str
     answer: str
+    about: tuple[Fact, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, its first sentence, and what can be asked about it."""
+    """A text, its first sentence, what can be asked about it, and the facts that it states."""
 
     text: str
     first: str
     asks: tuple[Ask, ...] = ()
+    facts: tuple[Fact, ...] = field(default=(), compare=False)
 
 
 PRONOUNS = {
@@ -117,7 +119,7 @@ def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -
 
 def ask(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> Ask:
     """A one-hop question about the fact."""
-    return Ask("1hop", question(fact, split, r, impersonal=impersonal), fact.value)
+    return Ask("1hop", question(fact, split, r, impersonal=impersonal), fact.value, (fact,))
 
 
 def write(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str], *, impersonal: bool = False) -> str:

@@ -17,8 +17,9 @@ from hypic_apps.train.names import Names
 from hypic_apps.train.natural import Library
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.render import Encoder, Piece, Row, Turn, Weights, conversation
+from hypic_apps.train.scenes import key_facts, updates
 from hypic_apps.train.schema import Schema
-from hypic_apps.train.world import World, key_facts, updates
+from hypic_apps.train.world import World
 
 SYSTEMS = (
     "You answer from the passages.", "Answer the question with words from the text.", "You are a helpful assistant.",

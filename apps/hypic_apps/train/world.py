@@ -104,7 +104,7 @@ class World:
             self.used.add("handbook")
         text = write(facts, self.split, self.r, self.filler, impersonal=alone)
         asks = tuple(ask(f, self.split, self.r, impersonal=alone and self._only_handbook()) for f in facts)
-        return Passage(text, _first(text), asks)
+        return Passage(text, first_sentence(text), asks, tuple(facts))
 
     def minutes(self) -> Passage:
         """Minutes of a meeting: its facts, then who does what by when."""
@@ -118,7 +118,8 @@ class World:
             text = f"{heading}\n" + "\n".join(f"- {line}" for line in [*lines, *done])
         else:
             text = f"{heading}\n\n" + " ".join(lines + done)
-        return Passage(text, _first(text), tuple(ask(f, self.split, self.r) for f in [*facts, *tasks]))
+        told = (*facts, *tasks)
+        return Passage(text, first_sentence(text), tuple(ask(f, self.split, self.r) for f in told), told)
 
     def _agreed(self, tasks: Sequence[Fact]) -> list[str]:
         """Who does what, and by when: often in one sentence, as minutes have it."""
@@ -144,7 +145,7 @@ class World:
         counts = Counter((f.relation.key, f.value) for f in self.facts)
         told = [f for f in self.facts if f.relation.reverse and counts[f.relation.key, f.value] == 1]
         return [
-            Ask("reverse", self.r.choice(f.relation.asked_back(self.split)).replace("{o}", f.value), f.subject)
+            Ask("reverse", self.r.choice(f.relation.asked_back(self.split)).replace("{o}", f.value), f.subject, (f,))
             for f in told
         ]
 
@@ -161,52 +162,41 @@ class World:
         return out
 
     def two_hop_asks(self, number: int) -> list[Ask]:
-        """A relation of a relation, both told: "the river of the capital of X"."""
+        """A relation of a relation, both told ("the river of the capital of X"); half want a reasoning line."""
         by_subject: dict[str, list[Fact]] = {}
         for fact in self.facts:
             by_subject.setdefault(fact.subject, []).append(fact)
         pairs = [(a, b) for a in self.facts for b in by_subject.get(a.value, ())]
-        return [
-            Ask("2hop", _joined(self.r.choice(second.relation.asked(self.split)), first), second.value)
-            for first, second in self.r.sample(pairs, min(number, len(pairs)))
-        ]
+        chosen = self.r.sample(pairs, min(number, len(pairs)))
+        return [self.two_hop(first, second, think=number % 2 == 1) for number, (first, second) in enumerate(chosen)]
+
+    def two_hop(self, first: Fact, second: Fact, *, think: bool) -> Ask:
+        """The question that joins two facts; with ``think`` the answer states both before it answers."""
+        asked = _joined(self.r.choice(second.relation.asked(self.split)), first)
+        if not think:
+            return Ask("2hop", asked, second.value, (first, second))
+        steps = f"The {first.relation.noun} of {_named(first)} is {first.value}. "
+        steps += f"The {second.relation.noun} of {_named(second)} is {second.value}."
+        return Ask("2hop_think", f"{asked} {THINK}", f"{steps}\n{FINALLY} {second.value}", (first, second))
 
 
 NOT_STATED = "not stated"
+THINK = 'Reason in one line, then write "Answer:" and the answer.'
+FINALLY = "Answer:"
 
 
-def updates(world: World, number: int) -> list[Passage]:
-    """Notices that state the same few fields again and again; only the latest counts."""
-    r, kinds = world.r, ("project", "product", "company", "museum", "handbook", "meeting")
-    fields = [world.thing(r.choice(kinds), 2)[0] for _ in range(max(1, number // 3))]
-    latest: dict[int, Fact] = {}
-    texts: list[str] = []
-    for notice in range(1, number + 1):
-        which = r.randrange(len(fields))
-        old = fields[which]
-        latest[which] = Fact(old.kind, old.subject, old.relation, world.names.value(old.relation, r))
-        said = sentences([latest[which]], world.split, r)[0]
-        texts.append(r.choice([f"Notice {notice}. From now on: {said}", f"Update {notice}: {said}"]))
-    asks = tuple(
-        Ask("update", f"According to the latest notice: {ask(fact, world.split, r).question}", fact.value)
-        for fact in latest.values()
-    )
-    return [*(Passage(text, text) for text in texts[:-1]), Passage(texts[-1], texts[-1], asks)]
-
-
-def key_facts(passages: Sequence[Passage]) -> Ask:
-    """The first sentence of every passage, in order."""
-    listed = " ".join(f"({i}) {p.first}" for i, p in enumerate(passages, 1))
-    return Ask("keyfacts", "List the first sentence of each passage.", listed)
-
-
-def _first(text: str) -> str:
+def first_sentence(text: str) -> str:
+    """The text up to the end of its first sentence or line."""
     line = next(part for part in text.split("\n") if part)
     end = line.find(". ")
     return line if end < 0 else line[: end + 1]
 
 
 def _joined(template: str, first: Fact) -> str:
-    subject = ("the " if "the {s}" in first.relation.questions[0] else "") + first.subject
-    bridge = f"the {first.relation.noun} of {subject}"
+    bridge = f"the {first.relation.noun} of {_named(first)}"
     return capitalise(template.replace("the {s}", "{s}").replace("{s}", bridge))
+
+
+def _named(fact: Fact) -> str:
+    """The subject as it stands within a sentence: some kinds take an article."""
+    return ("the " if "the {s}" in fact.relation.questions[0] else "") + fact.subject

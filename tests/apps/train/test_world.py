@@ -9,8 +9,9 @@ import pytest
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.names import MAKERS, Names
 from hypic_apps.train.passages import PRONOUNS
+from hypic_apps.train.scenes import key_facts, updates
 from hypic_apps.train.schema import Schema, Split
-from hypic_apps.train.world import KINDS, NOT_STATED, World, key_facts, updates
+from hypic_apps.train.world import KINDS, NOT_STATED, World
 
 SEEDS = range(60)
 
