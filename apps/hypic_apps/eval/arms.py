@@ -30,7 +30,8 @@ class Arm:
 
 
 def _segments(item: Item) -> list[Segment]:
-    kinds: Sequence[Kind] = item.kinds or ("document",) * len(item.passages)
+    documents: Sequence[Kind] = ["document"] * len(item.passages)
+    kinds = item.kinds or documents
     return [Segment(text, kind=kind) for text, kind in zip(item.passages, kinds, strict=True)]
 
 
