@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, overload
 
 from hypic import checkpoints
+from hypic.compare import Asked, Comparison, compare
 from hypic.config import EngineConfig
 from hypic.engine import inspect, weights
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
@@ -132,7 +133,10 @@ class LLM:
             return Completion.join(list(self.stream(prompt, sampling, **options)))
         given = {"policy": None, "tools": None, "chat_template_kwargs": None, **options}
         tasks = [self._task(one, sampling, **given) for one in prompt]
-        streams = [self._streamed(task) for task in tasks]
+        return self._together([self._streamed(task) for task in tasks])
+
+    def _together(self, streams: Sequence[Stream]) -> list[Completion]:
+        """All answers; if one fails, the others are broken off."""
         try:
             return [Completion.join(list(stream)) for stream in streams]
         finally:
@@ -146,6 +150,29 @@ class LLM:
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """``generate`` for a list of messages."""
         return Completion.join(list(self.stream(messages, sampling, **options)))
+
+    def compare(
+        self,
+        prompt: PromptLike,
+        max_tokens: int = 64,
+        *,
+        policy: Policy | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Comparison:
+        """The greedy answer in full, in full again in other company, and from segments; where the last differs, which
+        segment does it and what to set.
+
+        Raises:
+            ConfigError: the policy reuses no segments.
+            PromptError, PromptTooLong, StoreFull: as ``generate``.
+        """
+        task = self._task(prompt, None, policy, tools, chat_template_kwargs)
+        return compare(task.pieces, task.policy, max_tokens, self._answered)
+
+    def _answered(self, asked: Sequence[Asked], sampling: SamplingParams) -> list[Completion]:
+        tasks = [Task(self._new_id(), pieces, sampling, policy) for pieces, policy in asked]
+        return self._together([self._streamed(task) for task in tasks])
 
     # -- segments ----------------------------------------------------------------------------------------------------
 

@@ -57,6 +57,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.registry", "hypic.tool_syntax"),
     ("hypic.tool_calls",),
     ("hypic.stream",),
+    ("hypic.compare",),
     ("hypic.llm",),
     ("hypic.shared",),
     ("hypic.trace",),
