@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--check", action="store_true", help="make every set and compare it with its hash; needs no model")
     add_flag("--system", metavar="TEXT", help="system text (default: none for the bundled model, else a short one)")
     add_flag("--timed", type=positive, default=3, metavar="N", help="items of each set to time (default: 3)")
+    add_flag("--show", action="append", metavar="FILE", help="only print saved results, of several files in one table")
     add_flag("--plot", metavar="FILE", help="write an SVG: score against time, or with --drift error by depth")
 
 
@@ -57,6 +59,8 @@ def run(args: argparse.Namespace) -> Found:
     """
     if args.check:
         return _check()
+    if args.show:
+        return _shown([_saved(Path(name).expanduser()) for name in args.show], args.plot)
     arms, settings = _arms(args), {"threads": None, **engine_settings(args)}
     found = None if args.drift else _items(args)
     from hypic import EngineConfig
@@ -113,10 +117,37 @@ def _check() -> Found:
     return {"sets": found, "differing": differing}, lines
 
 
+def _saved(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error}); name a file that --save wrote.") from error
+    if not isinstance(found, dict) or "records" not in found:
+        raise InputError(f"{str(path)!r} holds no records; name a file that --save wrote.")
+    return found
+
+
+def _shown(saved: Sequence[dict[str, Any]], plot_to: str | None) -> Found:
+    from hypic_apps.eval.measure import Record
+
+    records = [Record(**row) for one in saved for row in one["records"]]
+    about = [_title(*pair) for pair in dict.fromkeys((one["model"], one["num_parameters"]) for one in saved)]
+    return {**saved[0], "records": [asdict(r) for r in records]}, [*about, *_tables(records, plot_to)]
+
+
+def _tables(records: Sequence[Record], plot_to: str | None) -> list[str]:
+    from hypic_apps.eval import plot, tables
+
+    sets = list(dict.fromkeys(record.set for record in records))
+    if plot_to and sets:
+        _write(Path(plot_to), plot.quality_against_time(records, MAIN_SET if MAIN_SET in sets else sets[0]))
+    made = (tables.quality(records), tables.gaps(records), tables.likeness(records), tables.others(records))
+    return [line for table in made if table for line in ("", *table)]
+
+
 def _quality(
     args: argparse.Namespace, subject: Subject, found: Mapping[str, Sequence[Item]], arms: Sequence[str], system: str
 ) -> Found:
-    from hypic_apps.eval import plot, tables
     from hypic_apps.eval.measure import Plan, measure, records
 
     plan, out = Plan(arms, system, args.timed), list[Any]()
@@ -124,11 +155,8 @@ def _quality(
     with _bar("asking", total) as advance:
         for name, items in found.items():
             out += records(subject.name, measure(subject, name, items, plan, advance))
-    if args.plot:
-        _write(Path(args.plot), plot.quality_against_time(out, MAIN_SET if MAIN_SET in found else next(iter(found))))
-    lines = [_title(subject), "", *tables.quality(out), "", *tables.gaps(out), "", *tables.likeness(out)]
-    more = tables.others(out)
-    return _as_json(args, subject, out), [*lines, *(["", *more] if more else [])]
+    title = _title(subject.name, subject.num_parameters)
+    return _as_json(args, subject, out), [title, *_tables(out, args.plot)]
 
 
 def _drift(args: argparse.Namespace, subject: Subject, arms: Sequence[str], system: str) -> Found:
@@ -140,13 +168,14 @@ def _drift(args: argparse.Namespace, subject: Subject, arms: Sequence[str], syst
     if args.plot:
         _write(Path(args.plot), plot.drift_by_depth(found))
     main = next((d for d in found if d.arm == "transition"), found[0])
-    lines = [_title(subject), "", *tables.drift(found), "", f"Cached tokens, {main.arm}:", "", *tables.distance(main)]
+    title = _title(subject.name, subject.num_parameters)
+    lines = [title, "", *tables.drift(found), "", f"Cached tokens, {main.arm}:", "", *tables.distance(main)]
     return {**_as_json(args, subject, []), "drift": [asdict(d) for d in found]}, lines
 
 
-def _title(subject: Subject) -> str:
-    size = f"{subject.num_parameters / 1e6:.1f} million parameters"
-    return f"{subject.name}, {size}: {NO_EVIDENCE}." if subject.num_parameters < 1e9 else f"{subject.name}, {size}."
+def _title(model: str, num_parameters: int) -> str:
+    size = f"{num_parameters / 1e6:.1f} million parameters"
+    return f"{model}, {size}: {NO_EVIDENCE}." if num_parameters < 1e9 else f"{model}, {size}."
 
 
 def _as_json(args: argparse.Namespace, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def gold_of(ask: Ask, passages: Sequence[Passage]) -> tuple[int, ...]:
     return tuple(
         number
         for number, passage in enumerate(passages)
-        if ask in passage.asks or any((f.subject, f.relation.key, f.value) in facts for f in passage.facts)
+        if any((f.subject, f.relation.key, f.value) in facts for f in passage.facts)
+        or (not facts and ask in passage.asks)
     )
 
 
