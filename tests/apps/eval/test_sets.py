@@ -117,7 +117,7 @@ def test_sweeps_have_the_numbers_and_lengths_they_name() -> None:
     assert [len(item.passages) for items in by_number.values() for item in items] == [4, 4, 64, 64]
     for name, items in sets.sweep("lengths", (64, 1024), pool.load(), 3).items():
         wanted = 4 * int(name.split()[-1])
-        assert all(len(text) > 0.8 * wanted for item in items for text in item.passages)
+        assert all(len(text) > 0.7 * wanted for item in items for text in item.passages)
 
 
 def test_calls_can_be_made_from_what_is_given(made: dict[str, list[Item]]) -> None:
