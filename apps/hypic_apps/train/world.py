@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
 from hypic_apps.train.passages import Ask, Fact, Passage, ask, capitalise, sentences, write
 from hypic_apps.train.schema import Relation, Schema, Split
@@ -23,6 +24,11 @@ KINDS = {
 }  # fmt: skip
 
 
+# Shares, in training: of things with invented relations, and of passages that go on from an earlier one.
+INVENTED, BRIDGED = 0.25, 0.3
+UNINVENTED = ("task", "handbook", "meeting")
+
+
 @dataclass
 class World:
     """The names in use and the facts told; a plain workbench of one example."""
@@ -33,6 +39,7 @@ class World:
     r: Random
     filler: Sequence[str] = ()
     held_out_relations: bool = False
+    inventor: Inventor | None = None
     used: set[str] = field(default_factory=set)
     facts: list[Fact] = field(default_factory=list)
     families: tuple[str, ...] = ()
@@ -58,15 +65,21 @@ class World:
         """The relations that this split may tell of a kind."""
         return [x for x in self.schema[kind] if self.held_out_relations or not x.held_out]
 
-    def thing(self, kind: str, most: int) -> list[Fact]:
-        """A new thing of a kind with one to ``most`` facts; values that are things are often shared with others."""
-        subject = self.name(kind)
+    def thing(self, kind: str, most: int, subject: str | None = None) -> list[Fact]:
+        """A thing of a kind, a new one unless named, with one to ``most`` facts; values that are things are often
+        shared with others."""
+        subject = subject or self.name(kind)
         relations = self.relations(kind)
         chosen = self.r.sample(relations, min(len(relations), self.r.randint(1 if most < 3 else 2, most)))
         if {"lifespan", "birth_year"} <= {x.key for x in chosen} or {"lifespan", "death_year"} <= {
             x.key for x in chosen
         }:
             chosen = [x for x in chosen if x.key != "lifespan"]
+        if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
+            place = self.r.randint(0, len(chosen))
+            chosen[place : place + self.r.randint(0, 1)] = [
+                self.inventor.relation(self.r, _article(kind)) for _ in range(self.r.randint(1, 2))
+            ]
         return [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
 
     def value(self, kind: str, relation: Relation) -> str:
@@ -90,14 +103,28 @@ class World:
         out = []
         for _ in range(number):
             kind = self.r.choice(kinds)
+            bridge = self.bridge() if self.split == "train" else None
+            if bridge is not None:
+                out.append(self.one(bridge.relation.value, most_facts, bridge.value))
+                continue
             out.append(self.minutes() if kind == "meeting" and self.r.random() < 0.5 else self.one(kind, most_facts))
         return out
 
-    def one(self, kind: str, most_facts: int) -> Passage:
-        """A passage about one new thing, with a question per fact."""
+    def bridge(self) -> Fact | None:
+        """In training, now and then, a fact whose value is a thing that no passage is about yet: the next one will be,
+        so that there are two steps to ask for."""
+        if self.r.random() >= BRIDGED:
+            return None
+        told = {fact.subject.lower() for fact in self.facts}
+        open_ends = [f for f in self.facts if f.relation.value in KINDS and f.value.lower() not in told]
+        return self.r.choice(open_ends) if open_ends else None
+
+    def one(self, kind: str, most_facts: int, subject: str | None = None) -> Passage:
+        """A passage about one thing, a new one unless named, with a question per fact."""
         if kind == "handbook" and "handbook" in self.used:
             kind = "project"  # a second handbook would make questions without a subject ambiguous
-        facts = self.thing(kind, most_facts)
+        facts = self.thing(kind, most_facts, subject)
+        self.used.add(facts[0].subject.lower())
         alone = kind == "handbook" and not any(f.kind == "handbook" for f in self.facts) and self.r.random() < 0.6
         self.facts += facts
         if alone:
@@ -149,6 +176,29 @@ class World:
             for f in told
         ]
 
+    def training_asks(self, number: int) -> list[Ask]:
+        """What is asked in training besides one question per fact, for a context with ``number`` of those."""
+        backwards = self.reversed_asks()
+        self.r.shuffle(backwards)
+        return [
+            *backwards[: 1 + number // 8],
+            *self.unstated_asks(1 + number // 12),
+            *self.unknown_asks(self.r.randint(0, 1 + number // 24)),
+            *self.two_hop_asks(2 + number // 3),
+        ]
+
+    def unknown_asks(self, number: int) -> list[Ask]:
+        """Questions about things that no passage tells of, some with a family name or a kind that others have too."""
+        out = []
+        for _ in range(number):
+            kind = self.r.choice(
+                sorted({f.kind for f in self.facts if f.kind not in ("task", "handbook")} or {"person"})
+            )
+            relation = self.r.choice(self.relations(kind))
+            named = self.r.choice(relation.asked(self.split)).replace("{s}", self.name(kind))
+            out.append(Ask("none", named, NOT_STATED))
+        return out
+
     def unstated_asks(self, number: int) -> list[Ask]:
         """Relations that no passage states; the answer says so."""
         told = {(f.subject, f.relation.key) for f in self.facts}
@@ -156,6 +206,8 @@ class World:
         out: list[Ask] = []
         for kind, subject in self.r.sample(subjects, min(number, len(subjects))):
             missing = [x for x in self.relations(kind) if (subject, x.key) not in told and x.key not in IMPLIED]
+            if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
+                missing = [self.inventor.relation(self.r, _article(kind))]
             if missing:
                 template = self.r.choice(self.r.choice(missing).asked(self.split))
                 out.append(Ask("none", template.replace("{s}", subject), NOT_STATED))
@@ -166,7 +218,8 @@ class World:
         by_subject: dict[str, list[Fact]] = {}
         for fact in self.facts:
             by_subject.setdefault(fact.subject, []).append(fact)
-        pairs = [(a, b) for a in self.facts for b in by_subject.get(a.value, ())]
+        told = [fact for fact in self.facts if fact.kind not in ("task", "handbook")]
+        pairs = [(a, b) for a in told for b in by_subject.get(a.value, ()) if b.value != a.subject]
         chosen = self.r.sample(pairs, min(number, len(pairs)))
         return [self.two_hop(first, second, think=number % 2 == 1) for number, (first, second) in enumerate(chosen)]
 
@@ -200,3 +253,8 @@ def _joined(template: str, first: Fact) -> str:
 def _named(fact: Fact) -> str:
     """The subject as it stands within a sentence: some kinds take an article."""
     return ("the " if "the {s}" in fact.relation.questions[0] else "") + fact.subject
+
+
+def _article(kind: str) -> str:
+    """The article that names of a kind take within a sentence."""
+    return "the " if kind in ("river", "animal", "product") else ""
