@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -48,6 +50,11 @@ def test_an_item_depends_on_its_number_alone(made: dict[str, list[Item]]) -> Non
         assert sets.of(name, pool.load(), 3) == made[name][:3]
 
 
+def bare(wordings: Iterable[str]) -> set[str]:
+    """Wordings without case and punctuation."""
+    return {" ".join(re.findall(r"[a-z{}']+", text.lower())) for text in wordings}
+
+
 def test_no_wording_and_no_name_of_the_sets_is_trained_on() -> None:
     trained = [x for relations in schema.load().values() for x in relations if not x.held_out]
     said = {t for x in trained for t in x.said("train")}
@@ -55,9 +62,8 @@ def test_no_wording_and_no_name_of_the_sets_is_trained_on() -> None:
     frozen = [x for relations in pool.load().schema.values() for x in relations]
     assert len(frozen) >= 80
     for relation in frozen:
-        assert not set(relation.said("test")) & said and len(relation.statements) == 2
-        assert not set(relation.asked("test")) & asked
-        assert not set(relation.asked_back("test")) & asked
+        assert not bare(relation.said("test")) & bare(said) and len(relation.statements) == 2
+        assert not bare((*relation.asked("test"), *relation.asked_back("test"))) & bare(asked)
     assert not set(pool.load().names.coined) & set(coined("train"))
     assert all(held_out(article.title) for article in pool.load().library.articles)
     assert LISTS[-1] not in LISTS[:-1] and FACTS[-1] not in FACTS[:-1]
