@@ -17,8 +17,8 @@ from hypic.types import Completion, Policy, SamplingParams, TokenLogprob
 
 NUM_LOGPROBS = 100
 WIDER = (2, 4, 8)
-Asked = tuple[Sequence[Piece], Policy]
-Ask = Callable[[Sequence[Asked], SamplingParams], list[Completion]]
+Question = tuple[Sequence[Piece], Policy]
+Ask = Callable[[Sequence[Question], SamplingParams], list[Completion]]
 
 
 @dataclass(frozen=True)

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from hypic.errors import ConfigError
+from hypic.store_spec import TierSpec, parse_bytes, parse_store
 from hypic.types import Policy, _one_of
 
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
+KERNELS = ("auto", "on", "off")
 LOAD_FORMATS = ("safetensors", "dummy")
 
 
-def parse_bytes(text: str | int) -> int:
-    """Bytes from ``8589934592``, ``"8GiB"`` or ``"500 MB"``.
+@lru_cache(maxsize=64)
+def _parse_ttl(ttl: float | str | None) -> Mapping[str | None, float]:
+    """Seconds by namespace; under ``None`` those of all others."""
+    named = [rule.strip().rpartition("=") for rule in str(ttl).split(",")] if ttl is not None else []
+    times = {None if space in ("", "*") else space: _seconds(text, ttl) for space, _, text in named}
+    if len(times) < len(named):
+        raise ConfigError(f"ttl is {ttl!r}, which names a namespace twice; give each one time.")
+    return times
 
-    Raises:
-        ConfigError: the text is not a number with a known unit.
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-    if match is None or match[2] not in _UNITS:
-        raise ConfigError(f"{text!r} is not a size; write bytes or a number with {', '.join(u for u in _UNITS if u)}.")
-    return int(float(match[1]) * _UNITS[match[2]])
+
+def _seconds(text: str, ttl: object) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 2**53:
+        raise ConfigError(f"ttl is {ttl!r}; pass seconds above 0, such as 3600 or 'alice=3600,*=86400'.")
+    return value
 
 
 @dataclass(frozen=True)
@@ -31,10 +41,15 @@ class EngineConfig:
     """Settings of one engine.
 
     ``memory`` sizes the one pool of pages and state slots: bytes, a size such as ``"8GiB"``, or a
-    share of what is free as a float in (0, 1); half by default. ``store`` caps what unpinned
-    entries may hold in it (``"device://2GiB"``; by default all that requests do not use).
+    share of what is free as a float in (0, 1); half by default. ``store`` says where cached entries are kept
+    (``"device://8GiB,host://32GiB,disk:///path?size=200GiB"``, any of them): ``device`` caps what unpinned entries may
+    hold of the pool (by default all that requests do not use), ``host`` and ``disk`` take what falls out of it.
+    ``ttl`` are the seconds after which what is cached is forgotten: a number, or text by namespace such as
+    ``"alice=3600,*=86400"``, in which ``*`` is all others.
     ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
-    adapter, a folder or a repository, merged into the weights when they are loaded.
+    adapter, a folder or a repository, merged into the weights when they are loaded. ``kernels`` says whether steps are
+    run by kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their slow references. ``graphs`` records
+    small steps on a GPU before the engine is ready.
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -48,15 +63,19 @@ class EngineConfig:
     max_step_tokens: int = 8192
     page_size: int = 16
     store: str | None = None
+    ttl: float | str | None = None
     policy: Policy = Policy()
     seed: int = 0
     load_format: str = "safetensors"
     adapter: str | None = None
     threads: int | None = None
+    kernels: str = "auto"
+    graphs: bool = True
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("kernels", self.kernels, KERNELS)
         for name in ("max_running", "max_step_tokens", "page_size", "max_context", "threads"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -73,7 +92,7 @@ class EngineConfig:
         if not isinstance(self.policy, Policy):
             raise ConfigError(f"policy is {self.policy!r}; pass hypic.Policy(...).")
         self.memory_bytes(2**40)
-        _ = self.store_bytes
+        _ = self.store_bytes, self.ttl_s(None)
 
     def memory_bytes(self, free_bytes: int) -> int:
         """Size of the pool, given the bytes that are free once the weights are loaded."""
@@ -85,15 +104,26 @@ class EngineConfig:
             return int(free_bytes * self.memory)
         return parse_bytes(self.memory)
 
+    def ttl_s(self, namespace: str | None) -> float | None:
+        """Seconds after which what is cached in a namespace is forgotten, or ``None``.
+
+        Raises:
+            ConfigError: ``ttl`` cannot be read.
+        """
+        times = _parse_ttl(self.ttl)
+        return times.get(namespace, times.get(None))
+
+    @property
+    def tiers(self) -> tuple[TierSpec, ...]:
+        """Where entries are kept besides the pool."""
+        specs = () if self.store is None else parse_store(self.store)
+        return tuple(spec for spec in specs if spec.scheme != "device")
+
     @property
     def store_bytes(self) -> int | None:
-        """Cap on what cached entries may hold, or ``None`` for no cap of their own."""
-        if self.store is None:
-            return None
-        scheme, separator, size = self.store.partition("://")
-        if scheme != "device" or not separator:
-            raise ConfigError(f"store is {self.store!r}; only 'device://SIZE' is supported, e.g. 'device://2GiB'.")
-        return parse_bytes(size)
+        """Cap on what cached entries may hold in the pool, or ``None`` for no cap of their own."""
+        specs = () if self.store is None else parse_store(self.store)
+        return next((spec.budget_bytes for spec in specs if spec.scheme == "device"), None)
 
     @classmethod
     def of(cls, **settings: Any) -> EngineConfig:

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import queue
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
 
 from hypic import checkpoints
-from hypic.compare import Asked, Comparison, compare
+from hypic.compare import Comparison, Question, compare
 from hypic.config import EngineConfig
-from hypic.engine import inspect, weights
+from hypic.engine import weights
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.loop import EngineLoop
-from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import ConfigError, PromptError
-from hypic.registry import Registry
+from hypic.keeping import Keeping
 from hypic.stream import Answer, Inbox, Stream
 from hypic.tool_calls import shows_tools
-from hypic.types import CacheReport, Completion, Message, Policy, Prompt, PromptLike, SamplingParams, Segment
+from hypic.turns import Asked, Turns
+from hypic.types import (
+    Completion,
+    Message,
+    Policy,
+    Prompt,
+    PromptLike,
+    SamplingParams,
+)
 
-WARM_AT_ONCE = 32
 
-
-class LLM:
+class LLM(Keeping):
     """A hybrid-attention language model that answers prompts made of segments.
 
     ``model`` is a checkpoint folder, or the name of one in the local Hugging Face cache or on the Hub; without it the
@@ -47,28 +51,26 @@ class LLM:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         import torch
 
-        self.config = EngineConfig.of(**settings)
-        if self.config.threads is not None:
-            torch.set_num_threads(self.config.threads)
+        config = EngineConfig.of(**settings)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         folder = checkpoints.bundled() if model is None else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
-        self.tokenizer = Tokenizer(folder)
-        runner = Runner.load(folder, self.config)
+        tokenizer, runner = Tokenizer(folder), Runner.load(folder, config)
         self.max_context, self.fingerprint = runner.max_context, runner.identity.fingerprint
-        vocabulary = Vocabulary(
-            self.tokenizer.decode,
-            self.tokenizer.eos_ids,
-            self.tokenizer.byte_ids,
-            self.tokenizer.special_ids,
-            dict(self.tokenizer.generation_defaults),
+        engine = Engine(
+            runner,
+            _vocabulary(tokenizer),
+            config.max_running,
+            config.max_step_tokens,
+            config.store_bytes,
+            config.tiers,
         )
-        config = self.config
-        engine = Engine(runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes)
-        self._loop = EngineLoop(engine)
+        engine.admission.expiry.ttl_s = config.ttl_s
+        super().__init__(config, tokenizer, runner.identity, EngineLoop(engine))
         # A model that is dropped without being closed gives its memory back too.
         self._finalizer = weakref.finalize(self, self._loop.close)
-        self._ids = itertools.count()
-        self.registry = Registry()
+        self._turns = Turns(tokenizer, partial(self._loop.submit, sink=_unheard))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -89,8 +91,7 @@ class LLM:
             PromptError, PromptTooLong, StoreFull: the prompt cannot be answered; nothing was stored.
             NonFiniteOutput, WorkerLost, RequestAborted: the answer cannot be completed.
         """
-        task = self._task(prompt, sampling, policy, tools, chat_template_kwargs)
-        return self._streamed(task)
+        return self._streamed(self._asked(prompt, sampling, policy, tools, chat_template_kwargs))
 
     async def astream(
         self,
@@ -102,7 +103,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[Completion]:
         """``stream`` for event loops; cancelling frees all that the request holds."""
-        task = await asyncio.to_thread(self._task, prompt, sampling, policy, tools, chat_template_kwargs)
+        asked = await asyncio.to_thread(self._asked, prompt, sampling, policy, tools, chat_template_kwargs)
         loop, inbox = asyncio.get_running_loop(), asyncio.Queue[Emission]()
 
         def sink(emission: Emission) -> None:
@@ -110,14 +111,16 @@ class LLM:
                 loop.call_soon_threadsafe(inbox.put_nowait, emission)
 
         answer = Answer()
-        self._loop.submit(task, sink)
+        self._loop.submit(asked.task, sink)
         try:
             while not answer.is_over:
-                yield answer.take(await inbox.get())
-            self._remember(task, answer)
+                piece = answer.take(await inbox.get())
+                if answer.is_over:
+                    await asyncio.to_thread(self._turns.answered, asked, answer)
+                yield piece
         finally:
             if not answer.is_over:
-                self._loop.abort(task.id)
+                self._loop.abort(asked.task.id)
 
     @overload
     def generate(
@@ -132,16 +135,8 @@ class LLM:
         if not _is_many(prompt):
             return Completion.join(list(self.stream(prompt, sampling, **options)))
         given = {"policy": None, "tools": None, "chat_template_kwargs": None, **options}
-        tasks = [self._task(one, sampling, **given) for one in prompt]
-        return self._together([self._streamed(task) for task in tasks])
-
-    def _together(self, streams: Sequence[Stream]) -> list[Completion]:
-        """All answers; if one fails, the others are broken off."""
-        try:
-            return [Completion.join(list(stream)) for stream in streams]
-        finally:
-            for stream in streams:
-                stream.close()
+        all_asked = [self._asked(one, sampling, **given) for one in prompt]
+        return _together([self._streamed(asked) for asked in all_asked])
 
     async def agenerate(self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer, for event loops."""
@@ -167,73 +162,12 @@ class LLM:
             ConfigError: the policy reuses no segments.
             PromptError, PromptTooLong, StoreFull: as ``generate``.
         """
-        task = self._task(prompt, None, policy, tools, chat_template_kwargs)
-        return compare(task.pieces, task.policy, max_tokens, self._answered)
+        task = self._asked(prompt, None, policy, tools, chat_template_kwargs).task
+        return compare(task.pieces, task.policy, max_tokens, self._compared)
 
-    def _answered(self, asked: Sequence[Asked], sampling: SamplingParams) -> list[Completion]:
-        tasks = [Task(self._new_id(), pieces, sampling, policy) for pieces, policy in asked]
-        return self._together([self._streamed(task) for task in tasks])
-
-    # -- segments ----------------------------------------------------------------------------------------------------
-
-    def warm(
-        self,
-        segments: Sequence[Segment],
-        *,
-        policy: Policy | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[CacheReport]:
-        """Encode segments now; ``progress(done, total)`` is told after each.
-
-        Raises:
-            PromptTooLong, StoreFull: a segment could never be cached.
-        """
-        reports: list[CacheReport] = []
-        waiting: list[Inbox] = []
-        for segment in segments:
-            waiting.append(self._warm_one(segment, policy or self.config.policy))
-            if len(waiting) >= WARM_AT_ONCE:
-                self._warmed(waiting.pop(0), reports, progress, len(segments))
-        for inbox in waiting:
-            self._warmed(inbox, reports, progress, len(segments))
-        return reports
-
-    def _warm_one(self, segment: Segment, policy: Policy) -> Inbox:
-        if not isinstance(segment, Segment):
-            raise PromptError(f"warm was given {segment!r:.60}; pass a list of Segment.")
-        if not isinstance(policy, Policy):
-            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
-        ids = tuple(self.tokenizer.encode_text(segment.text.strip()))
-        # The token behind the segment is never run: it stands for the text that will follow.
-        return self._submit(Task(self._new_id(), [Piece(ids, segment), Piece((0,))], policy=policy, warm=True))
-
-    def _warmed(
-        self,
-        inbox: Inbox,
-        reports: list[CacheReport],
-        progress: Callable[[int, int], None] | None,
-        total: int,
-    ) -> None:
-        report = Answer().take(inbox.get()).report
-        assert report is not None, "a warmed segment comes with its report"
-        reports.append(report)
-        if progress is not None:
-            progress(len(reports), total)
-
-    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
-        """Drop the idle entries that match all of what is given, snapshots too when nothing is; how many.
-
-        Texts that match are no longer found in flat prompts either.
-        """
-        if source is None and name is None and namespace is None:
-            self.registry.clear()
-        else:
-            self.registry.forget(source=source, name=name, namespace=namespace)
-        return self._loop.call(partial(inspect.forget, source=source, name=name, namespace=namespace))
-
-    def stats(self) -> dict[str, Any]:
-        """Counters and sizes: the store's, the pool's, requests waiting and running."""
-        return self._loop.call(inspect.stats)
+    def _compared(self, questions: Sequence[Question], sampling: SamplingParams) -> list[Completion]:
+        tasks = [Task(self._new_id(), pieces, sampling, policy) for pieces, policy in questions]
+        return _together([Stream(self._loop, self._submit(task), task, lambda answer: None) for task in tasks])
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 
@@ -260,28 +194,24 @@ class LLM:
 
     # -- steps of the above ------------------------------------------------------------------------------------------
 
-    def _new_id(self) -> str:
-        return f"request-{next(self._ids)}"
-
-    def _task(
+    def _asked(
         self,
         prompt: PromptLike,
         sampling: SamplingParams | None,
         policy: Policy | None,
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
-    ) -> Task:
+    ) -> Asked:
         started = time.perf_counter()
         if sampling is not None and not isinstance(sampling, SamplingParams):
             raise ConfigError(f"sampling is {sampling!r}; pass hypic.SamplingParams(...).")
-        if policy is not None and not isinstance(policy, Policy):
-            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
+        used = self._policy(policy)
         if tools and not shows_tools(self.tokenizer, tools, chat_template_kwargs):
             raise PromptError("this model's chat template shows no tools; leave tools out or choose another model.")
         pieces = self.tokenizer.encode(prompt, tools=tools, chat_template_kwargs=chat_template_kwargs)
-        used = policy if policy is not None else self.config.policy
         elapsed = time.perf_counter() - started
-        return Task(self._new_id(), pieces, sampling or SamplingParams(), used, elapsed, notes=self._notes(prompt))
+        task = Task(self._new_id(), pieces, sampling or SamplingParams(), used, elapsed, notes=self._notes(prompt))
+        return Asked(task, prompt, tools, chat_template_kwargs)
 
     def _notes(self, prompt: PromptLike) -> tuple[str, ...]:
         anew = self.tokenizer.num_encoded_anew(prompt)
@@ -294,14 +224,34 @@ class LLM:
         self._loop.submit(task, inbox.put)
         return inbox
 
-    def _streamed(self, task: Task) -> Stream:
-        return Stream(self._loop, self._submit(task), task, self._remember)
+    def _streamed(self, asked: Asked) -> Stream:
+        return Stream(self._loop, self._submit(asked.task), asked.task, partial(self._answered, asked))
 
-    def _remember(self, task: Task, answer: Answer) -> None:
-        """Keep the ids of a generated text for when it comes back, unless a stop string cut it short of its ids."""
-        whole = not task.sampling.stop or (answer.ids and answer.ids[-1] in self.tokenizer.eos_ids)
-        if whole:
-            self.tokenizer.remember("".join(answer.texts), answer.ids)
+    def _answered(self, asked: Asked, answer: Answer) -> None:
+        self._turns.answered(asked, answer)
+
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(
+        tokenizer.decode,
+        tokenizer.eos_ids,
+        tokenizer.byte_ids,
+        tokenizer.special_ids,
+        dict(tokenizer.generation_defaults),
+    )
+
+
+def _unheard(emission: Emission) -> None:
+    """Of a task that nobody waits for."""
+
+
+def _together(streams: Sequence[Stream]) -> list[Completion]:
+    """All answers; if one fails, the others are broken off."""
+    try:
+        return [Completion.join(list(stream)) for stream in streams]
+    finally:
+        for stream in streams:
+            stream.close()
 
 
 def _is_many(prompt: Any) -> bool:

@@ -17,7 +17,7 @@ Inbox = queue.SimpleQueue[Emission]
 class Stream(Iterator[Completion]):
     """The pieces of one answer. Closing it, or dropping it unread or half read, frees all that the request holds."""
 
-    def __init__(self, loop: EngineLoop, inbox: Inbox, task: Task, remember: Callable[[Task, Answer], None]) -> None:
+    def __init__(self, loop: EngineLoop, inbox: Inbox, task: Task, remember: Callable[[Answer], None]) -> None:
         self._loop, self._inbox, self._task, self._remember = loop, inbox, task, remember
         self._answer = Answer()
 
@@ -30,7 +30,7 @@ class Stream(Iterator[Completion]):
             raise StopIteration
         piece = self._answer.take(emission)
         if self._answer.is_over:
-            self._remember(self._task, self._answer)
+            self._remember(self._answer)
         return piece
 
     def close(self) -> None:

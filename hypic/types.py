@@ -29,7 +29,7 @@ def _check_label(label: str, value: object) -> None:
     """A label is text that can be written down, or nothing."""
     is_text = isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
     if value is not None and not is_text:
-        raise ConfigError(f"a segment's {label} is {value!r}; use Unicode text or None.")
+        raise ConfigError(f"{label} is {value!r}; use Unicode text or None.")
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class Segment:
     ``name`` and ``source`` are labels for reports and ``LLM.forget``; they never enter the
     identity of a cached entry. ``namespace`` does: entries are not shared across namespaces.
     ``cache=None`` lets kind and position decide, ``True`` forces a segment, ``False`` live text.
+    ``ttl_s`` are the seconds after which what is cached of the text is forgotten.
 
     Raises:
-        ConfigError: ``kind`` is none of ``Kind``.
+        ConfigError: ``kind`` is none of ``Kind``, or ``ttl_s`` is no positive number.
         PromptError: ``text`` is not a ``str``.
     """
 
@@ -51,6 +52,7 @@ class Segment:
     source: str | None = None
     namespace: str | None = None
     cache: bool | None = None
+    ttl_s: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -59,7 +61,10 @@ class Segment:
             )
         _one_of("a segment's kind", self.kind, get_args(Kind))
         for label in ("name", "source", "namespace"):
-            _check_label(label, getattr(self, label))
+            _check_label(f"a segment's {label}", getattr(self, label))
+        ttl = self.ttl_s
+        if ttl is not None and not (isinstance(ttl, (int, float)) and not isinstance(ttl, bool) and 0 < ttl < 2**53):
+            raise ConfigError(f"a segment's ttl_s is {ttl!r}; pass seconds above 0, or None to keep it.")
 
 
 @dataclass(frozen=True)
@@ -67,13 +72,15 @@ class Prompt:
     """Segments followed by live text: one system message (kind ``system``) and one user message.
 
     ``glue`` is the live text between the pieces of a message, left out beside white space that was
-    taken off a segment. ``template=False`` skips the chat template (base models).
+    taken off a segment. ``template=False`` skips the chat template (base models). ``namespace`` is that
+    of the tail, and of segments that name none: what is cached of a prompt is shared within it only.
     """
 
     segments: Sequence[Segment] = ()
     tail: str = ""
     glue: str = "\n\n"
     template: bool = True
+    namespace: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.segments, (str, Segment)):
@@ -84,6 +91,7 @@ class Prompt:
                 raise PromptError(f"segments holds a {type(segment).__name__}; wrap each text as Segment(text).")
         if not isinstance(self.tail, str):
             raise PromptError(f"the tail is {type(self.tail).__name__}, not str; pass the question as text.")
+        _check_label("a prompt's namespace", self.namespace)
 
 
 PromptLike = Prompt | str | Sequence[Message]
@@ -219,6 +227,46 @@ class CacheReport:
     @property
     def num_hits(self) -> int:
         return sum(s.outcome == "hit" for s in self.segments)
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What ``LLM.forget`` removed: entries and snapshots, files of them on disk, writes that were still waiting, texts
+    known in flat prompts, and passages of attached indexes."""
+
+    num_entries: int = 0
+    num_snapshots: int = 0
+    num_files: int = 0
+    num_queued: int = 0
+    num_texts: int = 0
+    num_passages: int = 0
+
+    @property
+    def num_cached(self) -> int:
+        """Entries and snapshots together."""
+        return self.num_entries + self.num_snapshots
+
+
+class Forgetful(Protocol):
+    """Something that keeps texts, such as an index of passages, and can be asked to forget them."""
+
+    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int: ...
+
+
+@dataclass(frozen=True)
+class CachedEntry:
+    """An entry of the store, as ``LLM.entries`` lists it: ``labels`` are (name, source) pairs of its text."""
+
+    key: str
+    kind: Literal["segment", "snapshot"]
+    tier: str
+    num_tokens: int
+    num_bytes: int
+    labels: tuple[tuple[str | None, str | None], ...] = ()
+    namespaces: tuple[str, ...] = ()
+    num_hits: int = 0
+    is_pinned: bool = False
+    expires_s: float | None = None
 
 
 @dataclass(frozen=True)

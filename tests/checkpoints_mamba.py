@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of models with Mamba-2 layers, written and read by transformers' own classes.
+"""Tiny random checkpoints of models with Mamba-2 layers, and of LFM2, written and read by transformers' own classes.
 
 Weights are drawn by name, so that every layer matters and states decay slowly: with fast decay, errors in a state
 would hide. No two multipliers are alike, so that none can be mistaken for another.
@@ -106,6 +106,13 @@ ZAMBA = SIZES | {
     "chunk_size": 64,
     "time_step_min": 1e-30,
 }
+LFM2 = SIZES | {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention"] * 2,
+    "conv_L_cache": 3,
+    "block_multiple_of": 8,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+}
 
 # Per model type: transformers' model and configuration classes, settings, and those of one mixing layer of a kind.
 MODELS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
@@ -114,6 +121,7 @@ MODELS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "nemotron_h": ("NemotronHForCausalLM", "NemotronHConfig", NEMOTRON),
     "falcon_h1": ("FalconH1ForCausalLM", "FalconH1Config", FALCON),
     "zamba2": ("Zamba2ForCausalLM", "Zamba2Config", ZAMBA),
+    "lfm2": ("Lfm2ForCausalLM", "Lfm2Config", LFM2),
 }
 SINGLE: Mapping[str, dict[str, dict[str, Any]]] = {
     "granitemoehybrid": {
@@ -129,6 +137,7 @@ SINGLE: Mapping[str, dict[str, dict[str, Any]]] = {
     },
     "falcon_h1": {"hybrid": {"num_hidden_layers": 1}},
     "zamba2": {"linear_attention": {"num_hidden_layers": 1, "layers_block_type": ["linear_attention"]}},
+    "lfm2": {kind: {"num_hidden_layers": 1, "layer_types": [kind]} for kind in ("conv", "full_attention")},
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError, PromptError, PromptTooLong, RequestAborted, WorkerLost
-from hypic.types import TextEngine
+from hypic.types import Forgotten, TextEngine
 from tests.checkpoints import add_tokenizer, minimax, qwen
 
 REUSE = Policy(min_segment_tokens=0)
@@ -259,10 +259,10 @@ def test_warming_nothing_and_short_texts(llm: LLM) -> None:
 def test_forgetting_by_label(llm: LLM) -> None:
     labels: list[dict[str, str]] = [{"source": "a"}, {"source": "a", "name": "n"}, {"source": "b"}, {"namespace": "t"}]
     llm.warm([Segment(passage(n), **label) for n, label in enumerate(labels)])  # type: ignore[arg-type]
-    assert llm.forget(source="nobody") == 0
-    assert llm.forget(source="a", name="n") == 1 and llm.forget(source="a") == 1
-    assert llm.forget(namespace="t") == 1 and llm.forget(name="n") == 0
-    assert llm.forget() == 1 and llm.stats()["store"]["num_entries"] == 0
+    assert llm.forget(source="nobody") == Forgotten()
+    assert llm.forget(source="a", name="n") == Forgotten(1) and llm.forget(source="a").num_entries == 1
+    assert llm.forget(namespace="t").num_entries == 1 and llm.forget(name="n").num_entries == 0
+    assert llm.forget().num_entries == 1 and llm.stats()["store"]["num_entries"] == 0
 
 
 def test_stats_count(llm: LLM) -> None:

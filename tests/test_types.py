@@ -10,7 +10,7 @@ import pytest
 
 import hypic
 from hypic import CacheReport, Completion, EngineConfig, HypicError, Policy, Prompt, SamplingParams, Segment, Usage
-from hypic.config import parse_bytes
+from hypic.store_spec import parse_bytes
 from hypic.errors import CheckpointError, ConfigError, PromptError, UnsupportedModel
 from hypic.types import SegmentReport
 

@@ -1,9 +1,9 @@
 """Checkpoints: the bundled demonstration model, and what a folder says about itself before any weight is loaded.
 
-    from hypic.checkpoints import describe
+from hypic.checkpoints import describe
 
-    info = describe("path/to/checkpoint")
-    print(info.model_type, info.num_parameters, info.segment_bytes(512))
+info = describe("path/to/checkpoint")
+print(info.model_type, info.num_parameters, info.segment_bytes(512))
 """
 
 from __future__ import annotations

@@ -1,53 +1,58 @@
-"""Admission: what a request needs of the pool, taken whole or not at all.
+"""Admission: what a request needs of the pool.
 
-Hits are pinned first, then room is made for the rest: pages for every row of the prompt, a state slot, and pages and
-slots for each segment that is neither cached nor being encoded already.
+A request is admitted whole if memory can hold all of it at once: hits are pinned first, then room is made for the rest.
+A larger one is admitted *in pieces*: pages for all its tokens and one state slot are its own from the start, and its
+interiors are asked for in prompt order as far as slots go. Either way an interior's slots are given back as soon as the
+request's state has taken it in, and only its pages are kept, so requests that each hold a part do not wait for each
+other: what is held is folded next, and the state slots that running requests leave over are enough for one encode.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
-from hypic.engine.plan import Interior, Mark, Row
+from hypic.engine.jobs import Jobs
+from hypic.engine.lookup import ONE_ENCODE, Found, Lookup
+from hypic.engine.plan import Interior, Row
 from hypic.engine.pool import Need, Pool
-from hypic.engine.request import Encode, Held, Request
+from hypic.engine.request import Encode, Held, Load, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
+from hypic.engine.store.tiered import Choice, Tiered
 from hypic.errors import PromptTooLong, StoreFull
-from hypic.types import Outcome
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What the caches hold of a request: a head, and entries by key (``None``: to be encoded or being encoded)."""
-
-    snapshot: CachedSegment | None
-    wanted: dict[bytes, Interior]
-    entries: dict[bytes, CachedSegment | None]
-
-    @property
-    def start(self) -> int:
-        return self.snapshot.num_cached if self.snapshot is not None else 0
-
-    @property
-    def hits(self) -> list[CachedSegment]:
-        return [entry for entry in (self.snapshot, *self.entries.values()) if entry is not None]
 
 
 @dataclass
 class Admission:
-    """Takes memory for requests; ``encoding`` is the table of segments being encoded, by key."""
+    """Takes memory for requests; ``jobs`` make the entries that are not there."""
 
     pool: Pool
     store: DeviceStore
+    tiers: Tiered
     max_context: int
     history: History = field(default_factory=History)
-    encoding: dict[bytes, Encode] = field(default_factory=dict)
+    expiry: Expiry = field(default_factory=Expiry)
+
+    def __post_init__(self) -> None:
+        self.jobs = Jobs(self.pool, self.store, self.tiers, self.history, self.expiry)
+        self.lookup = Lookup(self.pool, self.store, self.tiers, self.jobs, self.history)
+
+    @property
+    def encoding(self) -> dict[bytes, Encode]:
+        """Segments that are being encoded, by key."""
+        return self.jobs.encoding
+
+    @property
+    def most_running(self) -> int:
+        """Requests whose states leave enough slots for one encode."""
+        return max(1, self.pool.capacity.states - ONE_ENCODE.states)
 
     def check(self, request: Request) -> None:
         """Whether a request could ever run.
@@ -62,8 +67,8 @@ class Admission:
                 f"the prompt has {num} tokens and the context holds {self.max_context}; leave room for the answer: "
                 "shorten it or pass fewer segments."
             )
-        need = self._need(request, 0, request.keys(0), {})
-        if not self.pool.could_hold(need):
+        if not self.lookup.could_run(request):
+            need = self.lookup.whole(request) if request.plan.policy.seam == 0 else self.lookup.in_pieces(request, 0)
             capacity = self.pool.capacity
             raise StoreFull(
                 f"the prompt needs {need.pages} pages, {need.states} state slots and {need.transitions} transition "
@@ -71,28 +76,54 @@ class Admission:
                 "memory= or pass fewer segments."
             )
 
+    def prefetch(self, request: Request) -> None:
+        """A request waits: what the tiers below have of its segments begins to be read."""
+        if self.tiers.tiers and request.max_tokens:
+            for key, span in request.keys(0).items():
+                if self.store.find(key) is None and not self.jobs.has(key):
+                    self.tiers.choose(key, request.plan.segments[span.number].ids)
+
+    def known(self, request: Request) -> tuple[int, int]:
+        """How far a snapshot reaches into a prompt, and how many of the entries behind it are to be encoded."""
+        found = self.lookup.find(request)
+        return found.start, sum(choice.pending is None for choice in found.choices.values())
+
     def place(self, request: Request) -> bool:
-        """Pin what is cached and take memory for the rest; whether there was enough. All or nothing."""
-        found = self._find(request)
-        for entry in found.hits:
+        """Take memory for a request, all that it needs or, if that is more than there can be, for a beginning."""
+        found = self.lookup.find(request)
+        for entry in found.pinned:
             self.store.pin(entry)
-        missing = {k: s for k, s in found.wanted.items() if found.entries[k] is None and k not in self.encoding}
-        bases = self._bases(request, missing)
-        for base in bases.values():
-            self.store.pin(base)
-        if not self.store.make_room(self._need(request, found.start, missing, bases)):
-            for entry in (*found.hits, *bases.values()):
-                self.store.unpin(entry)
-            return False
-        self.store.count(len(found.hits), len(missing))
-        self._hold(request, found)
-        self._begin_all(request, missing, bases)
-        self._collect(request, found, missing)
-        self._map_slots(request, found.start)
-        return True
+        is_whole = self._place_whole(request, found)
+        for entry in found.pinned:
+            if not is_whole or entry is not found.snapshot:
+                self.store.unpin(entry, is_use=False)
+        return is_whole or (
+            not self.pool.could_hold(self.lookup.whole(request)) and self._place_in_pieces(request, found)
+        )
+
+    def advance(self, request: Request) -> None:
+        """Ask for the next interiors of a request that was admitted in pieces, as far as there are slots."""
+        held = request.held
+        assert held is not None, "only running requests hold anything"
+        if held.wanted and not (request.plan.policy.deterministic and held.entries):
+            self._ask(request, {}, {})
+
+    def settle(self, request: Request) -> None:
+        """The running state has taken in all before ``done``: of these interiors only the pages are still needed."""
+        held = request.held
+        assert held is not None, "only running requests hold anything"
+        head = held.snapshot
+        gone = {key: entry for key, entry in held.entries.items() if held.last[key] <= request.done}
+        if head is not None and request.done > head.num_cached:
+            held.snapshot, gone[head.key] = None, head
+        for key, entry in gone.items():
+            held.entries.pop(key, None)
+            self.pool.share_pages(entry.pages)
+            held.folded.append(entry)
+            self.store.unpin(entry)
 
     def release(self, request: Request) -> None:
-        """Give back what a request holds; segments that only it was waiting for are no longer encoded."""
+        """Give back what a request holds; what only it was waiting for is no longer made."""
         held, request.held = request.held, None
         if held is None:
             return
@@ -100,32 +131,12 @@ class Admission:
             self.store.unpin(entry)
         if held.snapshot is not None:
             self.store.unpin(held.snapshot)
-        self.pool.drop_pages(held.pages)
+        for pages in (held.pages, held.spare, *(entry.pages for entry in held.folded)):
+            self.pool.drop_pages(pages)
+        self.pool.table.drop(held.table_row)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
-        for key, job in list(self.encoding.items()):
-            if job.waiters.pop(request.id, None) is None:
-                continue
-            if not job.waiters:
-                self._drop(self.encoding.pop(key))
-            elif key in request.outcomes and request.outcomes[key][0] == "encoded":
-                heir = next(iter(job.waiters.values()))  # from now on it is encoded on this one's behalf
-                heir.outcomes[key] = request.outcomes[key]
-
-    def stored(self, job: Encode) -> None:
-        """A segment is encoded."""
-        del self.encoding[job.entry.key]
-        self._end(job)
-        self.store.put(job.entry)
-        self.history.stored(job.entry.name, job.entry.source, job.entry.key)
-
-    def broken(self, job: Encode) -> None:
-        """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""
-        del self.encoding[job.entry.key]
-        for request in job.waiters.values():
-            if request.held is not None:
-                request.held.entries.pop(job.entry.key, None)
-        self._drop(job)
+        self.jobs.leave(request)
 
     def snapshot(self, request: Request, digest: bytes, length: int, state_slot: int) -> CachedSegment:
         """A snapshot of the request's first ``length`` positions; it shares their pages and owns ``state_slot``."""
@@ -134,130 +145,74 @@ class Admission:
         slots = held.slots[:length].copy()
         pages = np.unique(slots // self.pool.page_size).tolist()
         self.pool.share_pages(pages)
-        num_bytes = self.pool.layout.state_bytes + len(set(pages) & set(held.pages)) * self.pool.page_bytes
-        return CachedSegment(digest, request.head(length), slots, tuple(pages), state_slot, None, num_bytes)
+        own = len(set(pages) & set(held.pages))
+        num_bytes = self.pool.layout.state_bytes + own * self.pool.page_bytes
+        taken = CachedSegment(digest, request.head(length), slots, tuple(pages), state_slot, None, num_bytes)
+        taken.num_own, taken.is_forgotten = own * self.pool.page_size, request.is_forgotten
+        within = [planned for planned in request.prompt.segments if planned.origin < length]
+        keys = {planned.key for planned in within}
+        inside = [entry for entry in held.parts if entry.is_snapshot or entry.key in keys]
+        self.expiry.label_snapshot(taken, request.prompt.labels(length), [p.segment for p in within], inside)
+        return taken
 
-    # -- steps of the above ------------------------------------------------------------------------------------------
+    # -- taking it ---------------------------------------------------------------------------------------------------
 
-    def _need(
-        self, request: Request, start: int, missing: dict[bytes, Interior], bases: dict[bytes, CachedSegment]
-    ) -> Need:
-        need = Need(pages=self.pool.pages_for(request.rows_from(start) + 1), states=1)
-        seam_pages = self.pool.pages_for(request.plan.policy.seam)
-        for key, span in missing.items():
-            num_new = span.stop - span.start - (bases[key].num_cached if key in bases else 0)
-            need += Need(self.pool.pages_for(num_new) + seam_pages, 2, 1)
-        return need
+    def _place_whole(self, request: Request, found: Found) -> bool:
+        need, seam = self.lookup.own(request, found.start), request.plan.policy.seam
+        for key, choice in found.choices.items():
+            need += self.jobs.need(found.wanted[key], seam, found.bases.get(key), choice.pending is not None)
+        # A deterministic request takes the same steps whatever is cached, so all of it must fit, cached or not.
+        fits = not request.plan.policy.deterministic or self.pool.could_hold(self.lookup.whole(request))
+        if not fits or not self.store.make_room(need):
+            return False
+        self._hold(request, found, need.pages, in_pieces=False)
+        self._ask(request, found.choices, found.bases)
+        return True
 
-    def _bases(self, request: Request, missing: dict[bytes, Interior]) -> dict[bytes, CachedSegment]:
-        """Entries that missing ones continue: what was encoded last under the same name, if the text only grew.
+    def _place_in_pieces(self, request: Request, found: Found) -> bool:
+        """Hits and what they hold are asked for when their turn comes."""
+        need = self.lookup.in_pieces(request, found.start)
+        if found.snapshot is not None:
+            self.store.pin(found.snapshot)
+        if self.store.make_room(need):
+            self._hold(request, found, need.pages, in_pieces=True)
+            self._ask(request, {}, {})
+            return True
+        if found.snapshot is not None:
+            self.store.unpin(found.snapshot, is_use=False)
+        return False
 
-        A deterministic request starts from nothing, so that its bits do not depend on what is cached.
-        """
-        if request.plan.policy.deterministic:
-            return {}
-        bases = {key: self._base(request, span) for key, span in missing.items()}
-        return {key: base for key, base in bases.items() if base is not None}
-
-    def _base(self, request: Request, span: Interior) -> CachedSegment | None:
-        planned, seam = request.plan.segments[span.number], request.plan.policy.seam
-        key = self.history.previous(planned.segment)
-        base = None if key is None else self.store.find(key)
-        if base is None or base.is_snapshot or base.namespace != planned.segment.namespace:
-            return None
-        is_grown = len(base.ids) < len(planned.ids) and planned.ids[: len(base.ids)] == base.ids
-        # Every step of growth leaves a page partly filled: entries of twice the pages they need are made anew.
-        is_dense = len(base.pages) <= 2 * self.pool.pages_for(base.num_cached)
-        return base if is_grown and is_dense and len(base.ids) - base.num_cached == seam else None
-
-    def _find(self, request: Request) -> _Found:
-        snapshot = next((entry for mark in reversed(request.plan.marks) if (entry := self._at(request, mark))), None)
-        wanted = request.keys(snapshot.num_cached if snapshot is not None else 0)
-        segments = request.plan.segments
-        entries = {
-            key: None if key in self.encoding else self.store.get(key, segments[span.number].ids)
-            for key, span in wanted.items()
-        }
-        return _Found(snapshot, wanted, entries)
-
-    def _at(self, request: Request, mark: Mark) -> CachedSegment | None:
-        if mark.digest not in self.store:
-            return None
-        return self.store.get(mark.digest, request.plan.ids[: mark.position])
-
-    def _hold(self, request: Request, found: _Found) -> None:
-        pages = self.pool.take_pages(self.pool.pages_for(request.rows_from(found.start) + 1))
+    def _hold(self, request: Request, found: Found, num_pages: int, in_pieces: bool) -> None:
+        start, pool = found.start, self.pool
+        pages = pool.take_pages(num_pages)
+        own = pool.pages_for(request.rows_from(start) + 1)
         slots = np.zeros(max(request.longest, request.num_planned) + 1, dtype=np.int64)
-        request.held = Held(slots, self.pool.take_state(), pages, {}, found.snapshot)
-        request.done = request.last_mark = found.start
+        wanted = deque(request.interiors(start))
+        request.held = Held(
+            slots, pool.take_state(), pages[:own], found.snapshot, wanted, pages[own:], pool.table.take(), in_pieces
+        )
+        request.done = request.last_mark = start
         request.placed_s = request.placed_s if request.placed_s is not None else time.perf_counter()
         request.initial_slot = found.snapshot.state_slot if found.snapshot is not None else 0
+        self._map_rows(request, start)
+        self._label_head(request, found)
 
-    def _collect(self, request: Request, found: _Found, missing: dict[bytes, Interior]) -> None:
-        held = request.held
-        assert held is not None, "collected for a request that holds nothing"
-        for key in found.wanted:
-            entry = found.entries[key]
-            if entry is None:
-                job = self.encoding[key]
-                job.waiters[request.id] = request
-                entry = job.entry
-                self.store.pin(entry)
-            outcome: tuple[Outcome, str] = ("hit", "")
-            if key in missing:
-                outcome = ("encoded", self._reason(request, missing[key], self.encoding[key].base))
-            request.outcomes.setdefault(key, outcome)
-            held.entries[key] = entry
-
-    def _reason(self, request: Request, span: Interior, base: CachedSegment | None) -> str:
-        planned, seam = request.plan.segments[span.number], request.plan.policy.seam
-        assert planned.key is not None, "only cached segments are encoded"
-        reason = self.history.reason(planned.segment, planned.ids, planned.key, seam)
-        self.history.note(planned.segment, planned.ids, planned.key, seam)
-        if base is None:
-            return reason
-        request.continued[planned.key] = base.num_cached
-        return f"grown: {len(planned.ids) - len(base.ids)} new tokens behind {len(base.ids)} known ones"
-
-    def _begin_all(self, request: Request, missing: dict[bytes, Interior], bases: dict[bytes, CachedSegment]) -> None:
-        if not missing:
+    def _label_head(self, request: Request, found: Found) -> None:
+        """A snapshot, and the segments that it holds, are known by the names that this request calls them."""
+        if found.snapshot is None:
             return
-        jobs = [self._begin(request, span, bases.get(key)) for key, span in missing.items()]
-        self.encoding.update({job.entry.key: job for job in jobs})
-        device, fresh = self.pool.device, [job.entry for job in jobs if job.base is None]
-        states = torch.tensor([entry.state_slot for entry in fresh], dtype=torch.long, device=device)
-        transitions = torch.tensor([entry.transition_slot for entry in fresh], dtype=torch.long, device=device)
-        self.pool.clear_maps(states, transitions)
-        for job in jobs:
-            if job.base is not None:
-                self.pool.copy_map(_map_slots_of(job.base), _map_slots_of(job.entry))
+        self.store.count(1, 0)
+        found.snapshot.num_hits += 1
+        within = [planned for planned in request.plan.segments if planned.origin < found.start]
+        for planned in within:
+            entry = None if planned.key is None else self.store.find(planned.key)
+            if entry is not None:
+                self.expiry.label(entry, planned.segment)
+        labels = request.plan.labels(found.start)
+        self.expiry.label_snapshot(found.snapshot, labels, [planned.segment for planned in within], ())
 
-    def _begin(self, request: Request, span: Interior, base: CachedSegment | None) -> Encode:
-        planned, seam, pool = request.plan.segments[span.number], request.plan.policy.seam, self.pool
-        assert planned.key is not None, "only cached segments are encoded"
-        num_new = span.stop - span.start - (base.num_cached if base is not None else 0)
-        pages, seam_pages = pool.take_pages(pool.pages_for(num_new)), pool.take_pages(pool.pages_for(seam))
-        interior = pool.slots_of(pages, num_new)
-        if base is not None:
-            pool.share_pages(base.pages)
-            pages, interior = [*base.pages, *pages], np.concatenate([base.kv_slots, interior])
-        entry = CachedSegment(
-            key=planned.key,
-            ids=planned.ids,
-            kv_slots=interior,
-            pages=tuple(pages),
-            state_slot=pool.take_state(),
-            transition_slot=pool.take_transition(),
-            num_bytes=len(pages) * pool.page_bytes + pool.layout.state_bytes + pool.layout.transition_bytes,
-            name=planned.segment.name,
-            source=planned.segment.source,
-            namespace=planned.segment.namespace,
-        )
-        slots = np.concatenate([pool.slots_of(seam_pages, seam), interior])
-        return Encode(entry, seam, slots, seam_pages, pool.take_state(), base, request.plan.policy.deterministic)
-
-    def _map_slots(self, request: Request, start: int) -> None:
-        """Token slots by position: the snapshot's, the request's own for rows, the entries' for interiors."""
+    def _map_rows(self, request: Request, start: int) -> None:
+        """Token slots by position: the snapshot's, and the request's own for rows."""
         held = request.held
         assert held is not None, "mapped for a request that holds nothing"
         if held.snapshot is not None:
@@ -269,22 +224,92 @@ class Admission:
                 count = max(0, span.stop - first)
                 held.slots[first : first + count] = own[held.num_own : held.num_own + count]
                 held.num_own += count
-            elif span.start >= start:
-                held.slots[span.start : span.stop] = request.entry(span).kv_slots
 
-    def _drop(self, job: Encode) -> None:
-        """An encode that nobody waits for any more, or that failed."""
-        job.entry.pins = 0
-        self._end(job)
-        self.store.release(job.entry)
+    def _ask(self, request: Request, choices: Mapping[bytes, Choice], bases: Mapping[bytes, CachedSegment]) -> None:
+        """Interiors in prompt order: pin those that are there, begin to make the others, until slots run out."""
+        held, encodes = request.held, list[Encode]()
+        assert held is not None, "asked for a request that holds nothing"
+        while held.wanted:
+            span = held.wanted[0]
+            entry = self._there(request, span) or self._made(request, span, choices, bases, encodes)
+            if entry is None:
+                break
+            held.wanted.popleft()
+            held.entries[entry.key], held.last[entry.key] = entry, span.stop
+            held.slots[span.start : span.stop] = entry.kv_slots
+            self.expiry.label(entry, request.plan.segments[span.number].segment)
+            if held.in_pieces and request.plan.policy.deterministic:
+                break
+        if not held.wanted:
+            self.pool.drop_pages(held.spare)
+            held.spare = []
+        self.jobs.begin(encodes)
 
-    def _end(self, job: Encode) -> None:
-        if job.base is not None:
-            self.store.unpin(job.base)
-        self.pool.drop_pages(job.seam_pages)
-        self.pool.drop_state(job.state_slot)
+    def _there(self, request: Request, span: Interior) -> CachedSegment | None:
+        """An entry that is there or being made, pinned; pages that were kept for it are given back."""
+        held, key = request.held, request.key_of(span)
+        assert held is not None, "asked for a request that holds nothing"
+        known, job = held.entries.get(key), self.jobs.find(key)
+        entry = known or (job.entry if job else self.store.get(key, request.plan.segments[span.number].ids))
+        if entry is not None and held.in_pieces:
+            self.pool.drop_pages(_taken(held.spare, self.jobs.need(span, request.plan.policy.seam).pages))
+        if entry is None or known is not None:
+            return entry
+        request.outcomes.setdefault(key, ("hit", ""))
+        entry.num_hits += 1
+        if job is not None:
+            return self._joined(request, job)
+        self.store.count(1, 0)
+        self.store.pin(entry)
+        return entry
+
+    def _made(
+        self,
+        request: Request,
+        span: Interior,
+        choices: Mapping[bytes, Choice],
+        bases: Mapping[bytes, CachedSegment],
+        encodes: list[Encode],
+    ) -> CachedSegment | None:
+        """Begin to load or encode an entry, or ``None`` if there are no slots for it."""
+        planned, held, seam = request.plan.segments[span.number], request.held, request.plan.policy.seam
+        assert planned.key is not None and held is not None, "only cached segments are asked for"
+        choice = choices.get(planned.key) or self.tiers.choose(planned.key, planned.ids)
+        base, pending = bases.get(planned.key), choice.pending
+        need = self.jobs.need(span, seam, base, pending is not None)
+        if not self.store.make_room(Need(states=need.states, transitions=need.transitions)):
+            return None
+        pages = _taken(held.spare, need.pages)
+        if held.in_pieces:
+            self.pool.drop_pages(_taken(held.spare, self.jobs.need(span, seam).pages - need.pages))
+        self.store.count(pending is not None, pending is None)
+        if pending is not None:
+            request.outcomes.setdefault(planned.key, ("hit", ""))
+            request.tiers.setdefault(planned.key, pending.tier.name)
+            return self._joined(request, self.jobs.load(request, span, pages, pending))
+        reason = self._reason(request, span, base, choice.reason)
+        request.outcomes.setdefault(planned.key, ("encoded", reason))
+        encodes.append(self.jobs.encode(request, span, pages, base))
+        return self._joined(request, encodes[-1])
+
+    def _joined(self, request: Request, job: Encode | Load) -> CachedSegment:
+        job.waiters[request.id] = request
+        self.store.pin(job.entry)
+        return job.entry
+
+    def _reason(self, request: Request, span: Interior, base: CachedSegment | None, given: str) -> str:
+        planned, seam = request.plan.segments[span.number], request.plan.policy.seam
+        assert planned.key is not None, "only cached segments are encoded"
+        reason = self.history.reason(planned.segment, planned.ids, planned.key, seam)
+        self.history.note(planned.segment, planned.ids, planned.key, seam)
+        if base is None:
+            return given or reason
+        request.continued[planned.key] = base.num_cached
+        return f"grown: {len(planned.ids) - len(base.ids)} new tokens behind {len(base.ids)} known ones"
 
 
-def _map_slots_of(entry: CachedSegment) -> tuple[int, int]:
-    assert entry.transition_slot is not None, "a snapshot has no map"
-    return entry.state_slot, entry.transition_slot
+def _taken(pages: list[int], count: int) -> list[int]:
+    """The last ``count`` of ``pages``, no longer among them."""
+    taken = pages[len(pages) - count :]
+    del pages[len(pages) - count :]
+    return taken

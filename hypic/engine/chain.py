@@ -53,6 +53,7 @@ class Chain:
 
     ``context [n]`` are the token slots of positions ``0..n-1`` up to the last row's end. ``key_positions`` differs
     from ``0..n-1`` only in the ablation without rotation. ``initial_slot`` is the state so far (0: nothing).
+    ``table_row`` is the request's row in the device's table of token slots.
     """
 
     links: Sequence[RowLink | InteriorLink]
@@ -62,6 +63,7 @@ class Chain:
     wants_logits: bool = False
     key_positions: Slots | None = None
     compose: str = "transition"
+    table_row: int | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -17,10 +19,18 @@ from hypic.engine.request import Request
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
 from hypic.engine.scheduler import Scheduler, Work
+from hypic.engine.segment import CachedSegment
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.opening import open_store
 from hypic.engine.watch import ReuseWatch
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
+from hypic.store_spec import TierSpec
 from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
+
+LOADING_S = 0.002
+# Heads that may wait for an idle moment, and tokens that one may cost beside the new ones.
+MAX_HEADS = 64
+MAX_HEAD_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Task:
-    """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else."""
+    """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else.
+
+    ``is_head`` asks for nothing but a snapshot behind its last token, when there is nothing else to do.
+    """
 
     id: str
     pieces: Sequence[Piece]
@@ -44,6 +57,7 @@ class Task:
     policy: Policy = Policy()
     tokenize_s: float = 0.0
     warm: bool = False
+    is_head: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -72,19 +86,28 @@ class Engine:
     """See the module's docstring; ``loop.py`` drives it."""
 
     def __init__(
-        self, runner: Runner, vocabulary: Vocabulary, max_running: int, max_step_tokens: int, store_bytes: int | None
+        self,
+        runner: Runner,
+        vocabulary: Vocabulary,
+        max_running: int,
+        max_step_tokens: int,
+        store_bytes: int | None,
+        tiers: Sequence[TierSpec] = (),
     ) -> None:
         self.runner, self.vocabulary = runner, vocabulary
         self.store = DeviceStore(runner.pool, store_bytes)
-        self.admission = Admission(runner.pool, self.store, runner.max_context)
+        self.tiers = open_store(self.store, runner.identity, tiers)
+        self.admission = Admission(runner.pool, self.store, self.tiers, runner.max_context)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler = Sampler()
         self.watch = ReuseWatch()
+        self.kept: dict[bytes, CachedSegment] = {}
+        self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
         self._answers: dict[str, _Answer] = {}
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self.heads)
 
     def add(self, task: Task) -> None:
         """Queue a request.
@@ -92,6 +115,12 @@ class Engine:
         Raises:
             PromptError, PromptTooLong, StoreFull: it could never run; nothing was computed or stored.
         """
+        if task.is_head:
+            self.heads.append(task)
+        else:
+            self._begin(task)
+
+    def _begin(self, task: Task) -> None:
         planned = plan.make(task.pieces, task.policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
@@ -113,15 +142,32 @@ class Engine:
 
     def step(self) -> list[Emission]:
         """One forward for all that can run."""
+        self.expire()
+        if self.heads and not self.scheduler.has_work:
+            self._begin_head(self.heads.popleft())
         work = self.scheduler.schedule()
         done = self._failures() + self._warmed()
         if work is None:
+            if not done and self.scheduler.is_loading:
+                self.tiers.wait(LOADING_S)
             return done
+        began = time.perf_counter()
         try:
             result = self.runner.run(work.chains)
         except torch.OutOfMemoryError:
             return done + self._out_of_memory(work)
-        return done + self.settle(work, result)
+        settled = self.settle(work, result)
+        if work.encodes:
+            self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), time.perf_counter() - began)
+        return done + settled
+
+    def tend(self) -> bool:
+        """Something to do while there is nothing to do: save an entry; whether there was one."""
+        return self.tiers.tend()
+
+    def close(self) -> None:
+        """Save what is to outlive this process, and end the store's threads."""
+        self.tiers.close()
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:
         """Store new segments, append tokens, free what is finished."""
@@ -137,10 +183,35 @@ class Engine:
                 failed.add(answer.request.id)
         return emitted + [self._fail(id, _not_finite()) for id in failed] + self._warmed()
 
+    def _begin_head(self, task: Task) -> None:
+        """Compute a head, if it is to be had for a little more than what is new in it."""
+        planned = plan.make(task.pieces, task.policy, self.runner.identity)
+        request = Request(task.id, planned, max_tokens=1)
+        start, num_missing = self.admission.known(request)
+        num_rows, num_new = request.rows_from(start), len(task.pieces[-1].ids)
+        is_there = planned.digest_after(()) in self.store or num_rows <= 1
+        if not is_there and not num_missing and num_rows <= num_new + MAX_HEAD_TOKENS:
+            with suppress(HypicError):  # too long for the context: there will be no next turn
+                self._begin(task)
+
+    def expire(self) -> float | None:
+        """Forget what has lived its time; seconds until the next entry has, or ``None``."""
+        now_s, expiry = time.time(), self.admission.expiry
+        for key in expiry.due(now_s):
+            entry = self.store.find(key)
+            if entry is not None and entry.expires_s is not None and entry.expires_s <= now_s:
+                if self.kept.pop(key, None) is not None:
+                    self.store.unpin(entry)
+                self.store.forget(entry)
+        return None if expiry.next_s is None else expiry.next_s - now_s
+
     # -- one answer --------------------------------------------------------------------------------------------------
 
     def _advance(self, answer: _Answer, token: SampledToken) -> Emission:
         request = answer.request
+        if answer.task.is_head:
+            self._end(answer)
+            return Emission(request.id, Completion(finish_reason="stop"), is_last=True)
         request.generated.append(token.token_id)
         if answer.first_token_s is None:
             answer.first_token_s = time.perf_counter()
@@ -199,7 +270,7 @@ class Engine:
 
     def _is_warm(self, request: Request) -> bool:
         held = request.held
-        return held is not None and not any(key in self.admission.encoding for key in held.entries)
+        return held is not None and not held.wanted and not any(self.admission.jobs.has(key) for key in held.entries)
 
     def _failures(self) -> list[Emission]:
         failures, self.scheduler.failures = self.scheduler.failures, []

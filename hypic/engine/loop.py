@@ -90,6 +90,7 @@ class EngineLoop:
             self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        self.engine.close()
         self._engine = None  # weights and pool go with it
 
     def check_process(self) -> None:
@@ -122,17 +123,27 @@ class EngineLoop:
 
     def _receive(self) -> bool:
         """Take in what has come, waiting if there is nothing to do; false when closed."""
-        message = self._next(wait=not self.engine.has_work)
-        while message is not False:
+        message = self._next(wait=self._is_idle())
+        while message is not False or not self.engine.has_work:
             if message is None:
                 return False
-            self._handle(message)  # type: ignore[arg-type]
-            message = self._next(wait=not self.engine.has_work)
+            if not isinstance(message, bool):
+                self._handle(message)
+            message = self._next(wait=self._is_idle())
         return True
 
+    def _is_idle(self) -> bool:
+        """Whether there is nothing to do but wait; what the engine puts off until then is done first."""
+        while not self.engine.has_work and self._inbox.empty():
+            if not self.engine.tend():
+                return True
+        return not self.engine.has_work
+
     def _next(self, wait: bool) -> _Submit | _Abort | _Call | None | bool:
+        """The next message; ``False`` if there is none, or none until an entry's time is over."""
+        timeout_s = self.engine.expire() if wait else None
         try:
-            return self._inbox.get(block=wait)
+            return self._inbox.get(block=wait, timeout=timeout_s)
         except queue.Empty:
             return False
 
@@ -146,7 +157,8 @@ class EngineLoop:
             self._begin(message)
 
     def _begin(self, message: _Submit) -> None:
-        self._sinks[message.task.id] = message.sink
+        if not message.task.is_head:  # nobody waits for one, and it may never be begun
+            self._sinks[message.task.id] = message.sink
         try:
             self.engine.add(message.task)
         except HypicError as error:

@@ -15,9 +15,10 @@ from hypic.errors import PromptError
 from hypic.types import Message, Prompt, PromptLike, Segment
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-HINTS = ("kind", "cache", "name", "source", "namespace")
+HINTS = ("kind", "cache", "name", "source", "namespace", "ttl_s")
 GLUE = Prompt().glue
 _CACHED_KINDS = frozenset({"document", "skill", "memory", "turn"})
+_HINT_TYPES: Mapping[str, tuple[type, ...]] = {"cache": (bool,), "ttl_s": (int, float)}
 _OURS = ("content", "extras", "hypic", "glue")
 
 
@@ -25,19 +26,25 @@ _OURS = ("content", "extras", "hypic", "glue")
 class Part:
     """A stretch of one message's content: a segment, or live text when ``segment`` is ``None``.
 
-    A segment's ``text`` is its body, without leading and trailing white space.
+    A segment's ``text`` is its body, without leading and trailing white space. ``namespaces`` are those of the blocks
+    that live text was put together from.
     """
 
     text: str
     segment: Segment | None = None
+    namespaces: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One message: the template sees ``fields``; ``parts`` stand where its content goes."""
+    """One message: the template sees ``fields``; ``parts`` stand where its content goes.
+
+    ``namespace`` is the whole message's, of what the template writes around it as well.
+    """
 
     fields: Mapping[str, Any]
     parts: tuple[Part, ...]
+    namespace: str | None = None
 
     @property
     def generated_text(self) -> str | None:
@@ -57,8 +64,9 @@ def split_turns(prompt: PromptLike) -> list[Turn]:
         return split_turns(Prompt(tail=prompt))
     if isinstance(prompt, Prompt):
         system, user = _halves(prompt)
-        turns = [Turn({"role": "system"}, split_parts(system, prompt.glue, at_head=True))] if system else []
-        return [*turns, Turn({"role": "user"}, split_parts(user, prompt.glue))]
+        space = prompt.namespace
+        turns = [Turn({"role": "system"}, split_parts(system, prompt.glue, at_head=True), space)] if system else []
+        return [*turns, Turn({"role": "user"}, split_parts(user, prompt.glue), space)]
     return _read_all(prompt)
 
 
@@ -77,19 +85,21 @@ def split_parts(blocks: Iterable[Segment], glue: str, *, at_head: bool = False) 
     """
     parts: list[Part] = []
     live, glued = "", False
+    spaces: set[str] = set()
     for index, block in enumerate(block for block in blocks if block.text):
         body = block.text.strip()
         if not _is_segment(block, at_head and index == 0):
             live, glued = live + (glue if glued else "") + block.text, True
+            spaces |= {block.namespace} if block.namespace is not None else set()
         elif not body:
             live, glued = live + block.text, False
         else:
             before, after = block.text.split(body, 1)
             live += before or (glue if glued else "")
-            parts += [Part(live)] if live else []
+            parts += [Part(live, None, frozenset(spaces))] if live else []
             parts.append(Part(body, replace(block, text=body)))
-            live, glued = after, not after
-    return (*parts, Part(live)) if live else tuple(parts)
+            live, glued, spaces = after, not after, set()
+    return (*parts, Part(live, None, frozenset(spaces))) if live else tuple(parts)
 
 
 def _is_segment(block: Segment, at_head: bool) -> bool:
@@ -99,9 +109,12 @@ def _is_segment(block: Segment, at_head: bool) -> bool:
 
 
 def _halves(prompt: Prompt) -> tuple[list[Segment], list[Segment]]:
-    system = [s for s in prompt.segments if s.kind == "system"]
-    user = [s for s in prompt.segments if s.kind != "system"]
-    return system, [*user, Segment(prompt.tail, "turn", cache=False)]
+    segments, space = prompt.segments, prompt.namespace
+    if space is not None:
+        segments = [s if s.namespace is not None else replace(s, namespace=space) for s in segments]
+    system = [s for s in segments if s.kind == "system"]
+    user = [s for s in segments if s.kind != "system"]
+    return system, [*user, Segment(prompt.tail, "turn", namespace=space, cache=False)]
 
 
 def _read_all(messages: Sequence[Message]) -> list[Turn]:
@@ -122,7 +135,7 @@ def _read(message: Message, index: int) -> Turn:
     if not isinstance(glue, str):
         raise PromptError(f"the glue of message {index} is {type(glue).__name__}; pass text.")
     fields = {key: value for key, value in message.items() if key not in _OURS}
-    return Turn(fields, split_parts(blocks, glue, at_head=index == 0))
+    return Turn(fields, split_parts(blocks, glue, at_head=index == 0), _hints(message).get("namespace"))
 
 
 def _blocks(message: Message, role: str) -> list[Segment]:
@@ -181,7 +194,7 @@ def _hints(carrier: Mapping[str, Any]) -> Mapping[str, Any]:
     if unknown:
         raise PromptError(f"unknown hypic hint {unknown[0]!r}; known are {', '.join(HINTS)}.")
     for key, value in hints.items():
-        expected = bool if key == "cache" else str
+        expected = _HINT_TYPES.get(key, (str,))
         if value is not None and not isinstance(value, expected):
-            raise PromptError(f"the hypic hint {key} is {value!r:.80}; it must be {expected.__name__} or left out.")
+            raise PromptError(f"the hypic hint {key} is {value!r:.80}; it must be {expected[-1].__name__} or left out.")
     return hints

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from hypic.engine.segment import Identity
+from hypic.engine.segment import Identity, Label, label_of
 from hypic.errors import PromptError
 from hypic.types import Policy, Segment
 
@@ -24,11 +24,14 @@ class Piece:
 
     ``ends_message`` marks a point at which the prompt may later be continued: the end of the
     leading live text and the end of each message's content. A snapshot may be taken there.
+    ``namespaces`` are those of live text; a segment has its own. ``is_answer``: it ends with an answer's own ids.
     """
 
     ids: tuple[int, ...]
     segment: Segment | None = None
     ends_message: bool = False
+    namespaces: frozenset[str] = frozenset()
+    is_answer: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,14 @@ class PlannedSegment:
 
 @dataclass(frozen=True)
 class Mark:
-    """A position at which a snapshot may stand, named by the running hash of all before it."""
+    """A position at which a snapshot may stand, named by the running hash of all before it and by its namespaces.
+
+    Without ``is_taken`` one is only looked for there: an answer that was cut off ends before its last token is run.
+    """
 
     position: int
     digest: bytes
+    is_taken: bool = True
 
 
 @dataclass(frozen=True)
@@ -77,13 +84,20 @@ class Plan:
     segments: tuple[PlannedSegment, ...]
     marks: tuple[Mark, ...]
     policy: Policy
+    live_spaces: tuple[tuple[int, frozenset[str]], ...]
     _hash: Any = field(repr=False)
 
     def digest_after(self, generated: Sequence[int]) -> bytes:
-        """The running hash of the prompt followed by generated tokens."""
+        """The name of the prompt followed by generated tokens."""
         digest = self._hash.copy()
         digest.update(_live(generated))
-        return bytes(digest.digest())
+        return _named(digest, {label.namespace for label in self.labels(len(self.ids))})
+
+    def labels(self, length: int) -> set[Label]:
+        """Under which names the texts of the first ``length`` positions were passed, one that is cut off as well."""
+        of_segments = {label_of(planned.segment) for planned in self.segments if planned.origin < length}
+        live = {space for start, spaces in self.live_spaces if start < length for space in spaces}
+        return of_segments | {Label(namespace=space) for space in live}
 
     def continued(self, generated: Sequence[int]) -> Plan:
         """The plan of the prompt followed by generated tokens, for a request that starts again."""
@@ -91,7 +105,7 @@ class Plan:
             return self
         last = self.spans[-1]
         spans = (*self.spans[:-1], Row(last.start, last.stop + len(generated)))
-        return Plan(self.ids + tuple(generated), spans, self.segments, self.marks, self.policy, self._hash)
+        return replace(self, ids=self.ids + tuple(generated), spans=spans)
 
 
 def _live(ids: Sequence[int]) -> bytes:
@@ -102,6 +116,17 @@ def _live(ids: Sequence[int]) -> bytes:
 def _entry(key: bytes) -> bytes:
     """A cached segment in the running hash; no token id is -1."""
     return b"\xff\xff\xff\xff" + key
+
+
+def _named(digest: Any, spaces: set[str | None]) -> bytes:
+    """A running hash together with the namespaces of what it covers, so that none is continued from another one.
+
+    Only which they are enters, not where each begins: borders inside live text leave no trace.
+    """
+    named = digest.copy()
+    for space in sorted(space for space in spaces if space is not None):
+        named.update(b"\xfe\xff\xff\xff" + len(space.encode()).to_bytes(8, "little") + space.encode())
+    return bytes(named.digest())
 
 
 def _start(policy: Policy, identity: Identity) -> Any:
@@ -128,6 +153,19 @@ class _Builder:
     spans: list[Row | Interior] = field(default_factory=list)
     segments: list[PlannedSegment] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
+    live_spaces: list[tuple[int, frozenset[str]]] = field(default_factory=list)
+    spaces: set[str | None] = field(default_factory=set)
+
+    def live(self, piece: Piece, digest: Any) -> None:
+        if piece.namespaces:
+            self.live_spaces.append((len(self.ids), piece.namespaces))
+            self.spaces |= piece.namespaces
+        digest.update(_live(piece.ids[:-1]))
+        if piece.is_answer and len(piece.ids) > 1:
+            position = len(self.ids) + len(piece.ids) - 1
+            self.marks.append(Mark(position, _named(digest, self.spaces), is_taken=False))
+        digest.update(_live(piece.ids[-1:]))
+        self.row(piece.ids)
 
     def row(self, ids: Sequence[int]) -> None:
         start = len(self.ids)
@@ -141,6 +179,7 @@ class _Builder:
     def segment(self, piece: Piece, digest: Any, is_last: bool) -> None:
         assert piece.segment is not None, "only pieces with a segment come here"
         reason, origin, seam = _live_reason(piece, self.policy, is_last), len(self.ids), self.policy.seam
+        self.spaces.add(piece.segment.namespace)
         if reason:
             self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, None, reason))
             digest.update(_live(piece.ids))
@@ -166,12 +205,12 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
     builder, digest = _Builder(policy, identity), _start(policy, identity)
     for number, piece in enumerate(pieces):
         if piece.segment is None:
-            digest.update(_live(piece.ids))
-            builder.row(piece.ids)
+            builder.live(piece, digest)
         else:
             builder.segment(piece, digest, is_last=number == len(pieces) - 1)
         ends = piece.ends_message or (policy.reuse == "prefix" and piece.segment is not None)
         if ends and number < len(pieces) - 1 and isinstance(builder.spans[-1], Row):
-            builder.marks.append(Mark(len(builder.ids), bytes(digest.digest())))
+            builder.marks.append(Mark(len(builder.ids), _named(digest, builder.spaces)))
     marks = () if policy.reuse == "none" else tuple(builder.marks)
-    return Plan(tuple(builder.ids), tuple(builder.spans), tuple(builder.segments), marks, policy, digest)
+    spaces = tuple(builder.live_spaces)
+    return Plan(tuple(builder.ids), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest)

@@ -3,7 +3,8 @@
 One budget is split once, at start, between *pages* (``page_size`` tokens of unrotated K and of V in every
 full-attention layer) and *slots* (a state with its convolution tail in every linear layer; a transition in every
 linear layer). A state slot holds a request's running state, an entry's end state or a snapshot; a transition slot
-belongs to a segment entry. State slot 0 is all zeros and never handed out: the state of "nothing before".
+belongs to a segment entry. State slot 0 is all zeros and never handed out: the state of "nothing before". One more
+state slot and one more page are spare: padded steps write there, and nobody reads them.
 Pages are reference counted, since a snapshot shares them with the segments it contains.
 """
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from hypic.engine.affine import Affine, identity
 from hypic.engine.segment import Slots
+from hypic.engine.slot_table import SlotTable
 from hypic.errors import ConfigError
 
 TransitionKind = Literal["head", "diagonal", "dense"]
@@ -120,6 +122,7 @@ class Pool:
         device: torch.device,
     ) -> None:
         self.layout, self.page_size, self.device = layout, page_size, device
+        self.max_context = max_context
         self.num_pages, self.num_states, self.num_transitions = self._split(budget_bytes, max_context, num_running)
         self.capacity = Need(self.num_pages, self.num_states, self.num_transitions)
         self._pages = list(range(self.num_pages - 1, -1, -1))
@@ -127,13 +130,14 @@ class Pool:
         self._transitions = list(range(self.num_transitions - 1, -1, -1))
         self._references = np.zeros(self.num_pages, dtype=np.int32)
         self._allocate()
+        self.table = SlotTable(num_running, max_context, device)
 
     def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
         layout, page_bytes = self.layout, self.page_bytes
         entry_slots = layout.state_bytes + layout.transition_bytes
         entry_bytes = entry_slots + TYPICAL_SEGMENT_TOKENS * layout.token_bytes
         fewest_pages = -(-max_context // self.page_size) + 1
-        needed = fewest_pages * page_bytes + (num_running + 2) * layout.state_bytes + entry_slots
+        needed = (fewest_pages + 1) * page_bytes + (num_running + 3) * layout.state_bytes + entry_slots
         if budget_bytes < needed:
             raise ConfigError(
                 f"memory of {budget_bytes} bytes is too small for {num_running} running states and one request of "
@@ -149,10 +153,10 @@ class Pool:
         return fewest_pages + pages, num_running + 2 + entries, 1 + entries
 
     def _allocate(self) -> None:
-        layout, tokens = self.layout, self.num_pages * self.page_size
+        layout, tokens = self.layout, (self.num_pages + 1) * self.page_size
         self.keys = [self._empty((tokens, a.num_kv_heads, a.key_dim), layout.dtype) for a in layout.attention]
         self.values = [self._empty((tokens, a.num_kv_heads, a.value_dim), layout.dtype) for a in layout.attention]
-        slots = self.num_states + 1
+        slots = self.num_states + 2
         state_shapes = [(slots, s.num_heads, s.key_dim, s.value_dim) for s in layout.linear]
         self.states = [self._empty(shape, layout.state_dtype) for shape in state_shapes]
         self.tails = [self._empty((slots, *s.tail_shape), layout.dtype) for s in layout.linear]
@@ -173,8 +177,18 @@ class Pool:
     @property
     def num_bytes(self) -> int:
         """What the pool holds of the device's memory."""
-        slots = (self.num_states + 1) * self.layout.state_bytes + self.num_transitions * self.layout.transition_bytes
-        return self.num_pages * self.page_bytes + slots
+        slots = (self.num_states + 2) * self.layout.state_bytes + self.num_transitions * self.layout.transition_bytes
+        return (self.num_pages + 1) * self.page_bytes + slots
+
+    @property
+    def spare_state(self) -> int:
+        """The state slot that padding writes to."""
+        return self.num_states + 1
+
+    @property
+    def spare_token(self) -> int:
+        """The token slot that padding writes to."""
+        return self.num_pages * self.page_size
 
     @property
     def free(self) -> Need:

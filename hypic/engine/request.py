@@ -1,7 +1,9 @@
-"""A request and a segment being encoded, as the scheduler sees them: cursors into tokens, and what they hold."""
+"""A request, and a segment being encoded or loaded, as the scheduler sees them: cursors into tokens, and what they
+hold."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,19 +12,38 @@ import numpy as np
 from hypic.engine.batch import Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.plan import Interior, Mark, Plan, Row
 from hypic.engine.segment import CachedSegment, Slots
+from hypic.engine.store.threads import Pending
 from hypic.types import Outcome
 
 
 @dataclass
 class Held:
-    """What a running request holds of the pool; ``slots`` are its token slots by position."""
+    """What a running request holds of the pool; ``slots`` are its token slots by position, on the device in
+    ``table_row``.
+
+    ``entries`` are pinned until the request's state has taken them in; from then on only their pages are held,
+    ``folded``. ``wanted`` are interiors not asked for yet, in prompt order, and ``spare`` pages that are kept for them;
+    ``in_pieces`` says that memory is too small to hold them all at once. ``last`` is where an entry that was asked for
+    ends last.
+    """
 
     slots: Slots
     state_slot: int
     pages: list[int]
-    entries: dict[bytes, CachedSegment]
     snapshot: CachedSegment | None
+    wanted: deque[Interior]
+    spare: list[int]
+    table_row: int
+    in_pieces: bool = False
+    last: dict[bytes, int] = field(default_factory=dict)
+    entries: dict[bytes, CachedSegment] = field(default_factory=dict)
+    folded: list[CachedSegment] = field(default_factory=list)
     num_own: int = 0
+
+    @property
+    def parts(self) -> list[CachedSegment]:
+        """All that the running state is made of, or will be."""
+        return [*([] if self.snapshot is None else [self.snapshot]), *self.folded, *self.entries.values()]
 
 
 @dataclass(eq=False)
@@ -30,7 +51,9 @@ class Request:
     """A prompt being answered. ``done`` counts tokens, prompt and generated, whose effect is in the running state.
 
     ``plan`` is the prompt's, or, for a request that started again, of the prompt and what it had generated.
-    ``continued`` are tokens of new entries, by key, that were taken from older ones.
+    ``continued`` are tokens of new entries, by key, that were taken from older ones; ``tiers`` are those that entries
+    were loaded from. Nothing is kept of a request whose text was
+    forgotten while it ran.
     """
 
     id: str
@@ -45,9 +68,11 @@ class Request:
     encoded: int = 0
     outcomes: dict[bytes, tuple[Outcome, str]] = field(default_factory=dict)
     continued: dict[bytes, int] = field(default_factory=dict)
+    tiers: dict[bytes, str] = field(default_factory=dict)
     restarts: int = 0
     num_failures: int = 0
     placed_s: float | None = None
+    is_forgotten: bool = False
 
     def __post_init__(self) -> None:
         self.plan = self.prompt
@@ -76,23 +101,31 @@ class Request:
         self.done = self.initial_slot = self.last_mark = 0
         self.restarts += 1
 
+    def interiors(self, start: int) -> list[Interior]:
+        """The interiors that are needed from position ``start`` on, in prompt order."""
+        return [span for span in self.plan.spans if isinstance(span, Interior) and span.start >= start]
+
     def keys(self, start: int) -> dict[bytes, Interior]:
-        """The interiors that are needed from position ``start`` on, each key once."""
+        """The same, each key once."""
         found: dict[bytes, Interior] = {}
-        for span in self.plan.spans:
-            key = self.plan.segments[span.number].key if isinstance(span, Interior) else None
-            if key is not None and span.start >= start:
-                found.setdefault(key, span)  # type: ignore[arg-type]
+        for span in self.interiors(start):
+            found.setdefault(self.key_of(span), span)
         return found
+
+    def key_of(self, span: Interior) -> bytes:
+        key = self.plan.segments[span.number].key
+        assert key is not None, "only cached segments have interiors"
+        return key
 
     def rows_from(self, start: int) -> int:
         """Prompt tokens that are run from position ``start`` on."""
         return sum(max(0, s.stop - max(s.start, start)) for s in self.plan.spans if isinstance(s, Row))
 
-    def entry(self, span: Interior) -> CachedSegment:
-        key = self.plan.segments[span.number].key
-        assert self.held is not None and key is not None, "only running requests read entries"
-        return self.held.entries[key]
+    def entry(self, span: Interior) -> CachedSegment | None:
+        """The pinned entry of an interior, or ``None`` if it is yet to be asked for."""
+        held = self._held()
+        is_asked_for = not held.wanted or span.start < held.wanted[0].start
+        return held.entries.get(self.key_of(span)) if is_asked_for else None
 
     def decode_chain(self, slot: int) -> Chain:
         """One row of the last generated token."""
@@ -113,7 +146,8 @@ class Request:
             if span.stop <= position:
                 continue
             if isinstance(span, Interior):
-                if not is_ready(self.entry(span)):
+                entry = self.entry(span)
+                if entry is None or not is_ready(entry):
                     break
                 links.append(self._interior(span))
                 position = span.stop
@@ -133,7 +167,7 @@ class Request:
     def _border(self) -> int:
         """Where the next step ends at the latest: for a deterministic request at the next mark, so that its steps are
         the same whether memory has room for snapshots or not."""
-        marks = [mark.position for mark in self.plan.marks if mark.position > self.done]
+        marks = [mark.position for mark in self.plan.marks if mark.is_taken and mark.position > self.done]
         return min(marks) if marks and self.plan.policy.deterministic else self.num_planned
 
     def _is_new(self, position: int) -> bool:
@@ -143,7 +177,7 @@ class Request:
     def _rows(self, start: int, stop: int, snapshot_slot: Callable[[Mark], int | None]) -> list[RowLink]:
         rows, slots = [], self._held().slots
         for mark in self.plan.marks:
-            if start < mark.position <= stop:
+            if mark.is_taken and start < mark.position <= stop:
                 taken = snapshot_slot(mark)
                 if taken is not None:
                     ids = self.plan.ids[start : mark.position]
@@ -155,7 +189,7 @@ class Request:
 
     def _interior(self, span: Interior) -> InteriorLink:
         entry = self.entry(span)
-        assert entry.transition_slot is not None, "a snapshot is no interior"
+        assert entry is not None and entry.transition_slot is not None, "an interior is asked for before it is folded"
         return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
 
     def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:
@@ -168,6 +202,7 @@ class Request:
             wants_logits,
             self._key_positions(),
             policy.compose,
+            self._held().table_row,
         )
 
     def _key_positions(self) -> Slots | None:
@@ -183,6 +218,15 @@ class Request:
     def _held(self) -> Held:
         assert self.held is not None, "the request is not running"
         return self.held
+
+
+@dataclass(eq=False)
+class Load:
+    """An entry on its way from a tier below: its pages and slots are there, and ``pending`` is what comes."""
+
+    entry: CachedSegment
+    pending: Pending
+    waiters: dict[str, Request] = field(default_factory=dict)
 
 
 @dataclass(eq=False)

@@ -10,11 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+import hypic_kernels
 from hypic.config import EngineConfig
 from hypic.engine import adapter, models, weights
-from hypic.engine.batch import Batch, Chain
+from hypic.engine.batch import Batch, Chain, chain_tokens
+from hypic.engine.graphs import Graphs
+from hypic.engine.kernel_batch import Geometry, pack
 from hypic.engine.models import Model
-from hypic.engine.pool import Pool
+from hypic.engine.pool import Layout, Pool
 from hypic.engine.segment import Identity
 from hypic.errors import CheckpointError, ConfigError
 
@@ -34,13 +37,15 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Runner:
-    """See the module's docstring."""
+    """See the module's docstring. With a ``geometry`` steps are run by kernels, and small ones from ``graphs``."""
 
     model: Model
     pool: Pool
     identity: Identity
     max_context: int
     weight_bytes: int
+    geometry: Geometry | None = None
+    graphs: Graphs | None = None
 
     def run(self, chains: Sequence[Chain]) -> StepResult:
         """One forward over all chains of a step."""
@@ -57,13 +62,20 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, chains: Sequence[Chain]) -> StepResult:
-        layout = self.pool.layout
-        batch = Batch.pack(chains, layout.conv_width, self.pool.device, layout.key_dim)
-        hidden, is_finite = self.model.forward_final(batch, self.pool)
-        logits = self.model.logits(hidden)
+        recorded = None if self.graphs is None else self.graphs.run(chains)
+        logits, is_finite = self._forward(chains) if recorded is None else recorded
         finite = is_finite.cpu()
-        broken = [number for number, span in enumerate(batch.chain_tokens) if not bool(finite[span].all())]
+        broken = [number for number, span in enumerate(chain_tokens(chains)) if not bool(finite[span].all())]
         return StepResult(logits, frozenset(broken))
+
+    def _forward(self, chains: Sequence[Chain]) -> tuple[Tensor, Tensor]:
+        layout = self.pool.layout
+        if self.geometry is not None:
+            batch = pack(chains, self.geometry, self.pool)
+        else:
+            batch = Batch.pack(chains, layout.conv_width, self.pool.device, layout.key_dim)
+        hidden, is_finite = self.model.forward_final(batch, self.pool)
+        return self.model.logits(hidden), is_finite
 
     @classmethod
     def load(cls, folder: Path, config: EngineConfig) -> Runner:
@@ -95,7 +107,28 @@ class Runner:
         context = context if config.max_context else _fitting_context(context, budget, layout.token_bytes)
         pool = Pool(layout, budget, config.page_size, context, config.max_running, device)
         _log_split(pool, _num_bytes(model), device)
-        return cls(model, pool, identity, context, _num_bytes(model))
+        geometry = geometry_of(model, layout, config.kernels, device)
+        graphs = _graphs(model, pool, geometry, config) if geometry is not None else None
+        return cls(model, pool, identity, context, _num_bytes(model), geometry, graphs)
+
+
+def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device) -> Geometry | None:
+    """How steps are packed for kernels; ``None`` where plain torch runs them: on a CPU unless asked for, without
+    Triton, and in other types of states than float32, which no kernel keeps."""
+    wanted = kernels == "on" or (kernels == "auto" and device.type == "cuda" and hypic_kernels.available())
+    if not wanted or layout.state_dtype != torch.float32:
+        return None
+    num_kv_heads = max((shape.num_kv_heads for shape in layout.attention), default=1)
+    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, model.linear_rotary is not None)
+
+
+@torch.inference_mode()
+def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) -> Graphs | None:
+    if pool.device.type != "cuda" or not config.graphs or (pool.layout.attention and not geometry.paged):
+        return None
+    graphs = Graphs(model, pool, geometry)
+    graphs.record(config.max_running, config.max_step_tokens)
+    return graphs
 
 
 def as_model(module: nn.Module) -> Model:

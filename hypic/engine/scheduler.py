@@ -1,8 +1,7 @@
 """When what runs, and in what company: encodes, prefill in pieces, decode, preemption.
 
-A request is admitted whole or not at all, so requests that each hold a part cannot wait for each other. Two requests
-that need the same cold segment share one ``Encode``. Pages for generated tokens are taken as they come; when none is
-left, the youngest request starts again later and keeps what it has generated.
+Two requests that need the same cold segment share one ``Encode``. Pages for generated tokens are taken as they come;
+when none is left, the youngest request starts again later and keeps what it has generated.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
 from hypic.engine.admission import Admission
 from hypic.engine.batch import Chain
@@ -21,6 +22,7 @@ from hypic.errors import HypicError, StoreFull
 
 MIN_SNAPSHOT_TOKENS = 32
 MIN_PREFILL_TOKENS = 64
+PREFETCHED = 4
 
 
 @dataclass(frozen=True)
@@ -107,20 +109,47 @@ class Scheduler:
 
     def schedule(self) -> Work | None:
         """What to run next, or ``None`` if nothing can."""
+        self._take_in()
+        for request in self.running.values():  # before others come, who want memory too
+            self.admission.advance(request)
         self._admit()
+        self._take_in()
         work = Work()
         alone = [request for request in self.running.values() if request.plan.policy.deterministic]
         together = [request for request in self.running.values() if not request.plan.policy.deterministic]
-        self._alone_next = bool(alone) and (self._alone_next or not together)
-        if self._alone_next:
-            self._fill_alone(work, alone[0])
-        else:
-            self._fill(work, together)
+        turns = [partial(self._fill_alone, work, alone), partial(self._fill, work, together)]
         self._alone_next = not self._alone_next
-        return work if work.requests or work.encodes else None
+        for fill in turns if self._alone_next else reversed(turns):
+            fill()
+            if work.requests or work.encodes:
+                return work
+        self._unblock()
+        return None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether entries are on their way from a tier below."""
+        return bool(self.admission.jobs.loading)
+
+    def _take_in(self) -> None:
+        """Entries that have been loaded; who waits for one that did not come starts again, and encodes it."""
+        for request in self.admission.jobs.arrive():
+            self.preempt(request)
+
+    def _unblock(self) -> None:
+        """Nothing can run and nothing is on its way: requests hold what others need, so the youngest starts again."""
+        blocked = [request for request in self.running.values() if request.max_tokens]
+        if not blocked or self.is_loading:
+            return
+        if len(self.running) > 1:
+            self.preempt(blocked[-1])
+        else:
+            self._fail(blocked[0], StoreFull("memory is too small for this prompt; raise memory= or shorten it."))
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.max_running:
+        for request in islice(self.waiting, PREFETCHED):
+            self.admission.prefetch(request)
+        while self.waiting and len(self.running) < min(self.max_running, self.admission.most_running):
             request = self.waiting[0]
             if self.admission.place(request):
                 self.running[self.waiting.popleft().id] = request
@@ -141,11 +170,18 @@ class Scheduler:
             if budget > 0 and not request.is_decoding and request.id in self.running:
                 budget -= self._prefill(work, request, budget)
 
-    def _fill_alone(self, work: Work, request: Request) -> None:
+    def _fill_alone(self, work: Work, alone: list[Request]) -> None:
         """A deterministic request shares no batch, and its segments are encoded one at a time."""
+        for request in alone:
+            if request.id in self.running and not work.requests and not work.encodes:
+                self._run_alone(work, request)
+
+    def _run_alone(self, work: Work, request: Request) -> None:
         jobs = [job for job in self.admission.encoding.values() if request.id in job.waiters]
         if jobs:
             self._encode(work, self.max_step_tokens, jobs[:1])
+        elif any(request.id in job.waiters for job in self.admission.jobs.loading.values()):
+            return  # its steps are the same whether its segments are loaded or there
         elif request.is_decoding:
             self._decode(work, request)
         else:
@@ -167,7 +203,7 @@ class Scheduler:
         finishing = {run.job.entry.key for run in work.encodes if run.reached == len(run.job.entry.ids)}
 
         def is_ready(entry: CachedSegment) -> bool:
-            return entry.key in finishing or entry.key not in self.admission.encoding
+            return entry.key in finishing or not self.admission.jobs.has(entry.key)
 
         def snapshot_slot(mark: Mark) -> int | None:
             return self._snapshot_slot(work, request, mark)
@@ -180,7 +216,9 @@ class Scheduler:
 
     def _snapshot_slot(self, work: Work, request: Request, mark: Mark) -> int | None:
         """A state slot for a snapshot at ``mark``, if it is worth one and memory has one to spare."""
-        near = mark.position - request.last_mark < MIN_SNAPSHOT_TOKENS
+        # Prefix reuse has nothing but snapshots, so it takes one at every border.
+        least = MIN_SNAPSHOT_TOKENS if request.plan.policy.reuse == "segments" else 1
+        near = mark.position - request.last_mark < least
         if near or mark.digest in self.store or not self.store.make_room(Need(states=1)):
             return None
         request.last_mark = mark.position
@@ -216,8 +254,7 @@ class Scheduler:
 
     def discard(self, request: Request) -> None:
         """Take a request out that ended non-finite, with the entries it used: one of them may be the cause."""
-        held = request.held
-        used = [] if held is None else [*held.entries, *([held.snapshot.key] if held.snapshot else [])]
+        used = [] if request.held is None else [entry.key for entry in request.held.parts]
         self.remove(request)
         for key in used:
             self.store.remove(key)
@@ -243,15 +280,16 @@ class Scheduler:
             request = run.request
             request.computed += 0 if request.is_decoding else run.chain.num_tokens
             request.done, request.initial_slot = run.reached, run.chain.final_slot
+            self.admission.settle(request)
         return failed
 
     def _settle_encode(self, run: EncodeRun, is_broken: bool) -> None:
         next(iter(run.job.waiters.values())).encoded += run.chain.num_tokens
         run.job.done = run.reached
         if is_broken:
-            self.admission.broken(run.job)
+            self.admission.jobs.broken(run.job)
         elif run.reached == len(run.job.entry.ids):
-            self.admission.stored(run.job)
+            self.admission.jobs.stored(run.job)
 
     def _settle_snapshot(self, taken: SnapshotTaken, is_broken: bool) -> None:
         if is_broken:
@@ -261,10 +299,10 @@ class Scheduler:
         self.store.put(self.admission.snapshot(taken.request, mark.digest, mark.position, taken.state_slot))
 
     def finish(self, request: Request) -> None:
-        """End a request that is answered; its running state becomes a snapshot for the next turn."""
+        """End a request that is answered; its running state becomes a snapshot for the next turn, however short."""
         held = request.held
         assert held is not None, "a request finishes while it runs"
-        if request.done - request.last_mark >= MIN_SNAPSHOT_TOKENS and request.prompt.policy.reuse != "none":
+        if request.done > request.last_mark and request.prompt.policy.reuse != "none":
             digest = request.prompt.digest_after(request.head(request.done)[len(request.prompt.ids) :])
             kept = self.admission.snapshot(request, digest, request.done, held.state_slot)
             held.state_slot = 0

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hypic.types import Segment
+
 Slots = NDArray[np.int64]
 FORMAT_VERSION = 1
 
@@ -37,12 +39,34 @@ class Identity:
         return digest.digest()
 
 
+@dataclass(frozen=True)
+class Label:
+    """What a text is called by whoever passed it; never part of an identity, but what it is forgotten by."""
+
+    name: str | None = None
+    source: str | None = None
+    namespace: str | None = None
+
+    def fits(self, name: str | None, source: str | None, namespace: str | None) -> bool:
+        """Whether all that is given is this label's."""
+        wanted = ((name, self.name), (source, self.source), (namespace, self.namespace))
+        return all(given is None or given == own for given, own in wanted)
+
+
+def label_of(segment: Segment) -> Label:
+    """A segment's label."""
+    return Label(segment.name, segment.source, segment.namespace)
+
+
 @dataclass(eq=False)
 class CachedSegment:
     """One entry: ``kv_slots [n]`` are the pool's token slots of the cached tokens, in order.
 
     ``ids`` are the tokens the key was made of (a segment's with its seam, a snapshot's whole head), compared again on
-    every hit. ``transition_slot`` is ``None`` for a snapshot. ``pins`` counts requests that use it right now.
+    every hit. ``transition_slot`` is ``None`` for a snapshot. ``num_own`` are the tokens of a snapshot that stand in no
+    segment. ``pins`` counts requests that use it right now, ``uses`` all that ever did. ``labels`` are all under which
+    its text was passed, a snapshot's those of all texts in it. ``expires_s`` is the time (as ``time.time()`` tells it)
+    from which it is no longer used; one that is forgotten goes with its last user.
     """
 
     key: bytes
@@ -55,7 +79,14 @@ class CachedSegment:
     name: str | None = None
     source: str | None = None
     namespace: str | None = None
+    deterministic: bool = False
+    num_own: int | None = None
     pins: int = field(default=0)
+    uses: int = field(default=0)
+    labels: set[Label] = field(default_factory=set)
+    expires_s: float | None = None
+    is_forgotten: bool = False
+    num_hits: int = 0
 
     @property
     def is_snapshot(self) -> bool:
@@ -65,3 +96,8 @@ class CachedSegment:
     def num_cached(self) -> int:
         """Tokens whose effect is kept: the interior's, or a snapshot's whole head."""
         return len(self.kv_slots)
+
+    @property
+    def num_saved(self) -> int:
+        """Tokens that a hit does not compute: a segment is encoded with its seam."""
+        return max(1, len(self.ids) if self.num_own is None else self.num_own)

@@ -15,6 +15,7 @@ import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -97,12 +98,14 @@ class Tokenizer:
         rendering = Rendering(self._spellings)
         text = self._render(rendering, turns, tools, chat_template_kwargs or {}, add_generation_prompt)
         pieces: list[Piece] = []
-        for shown in rendering.split(text, [bool(turn.parts) for turn in turns]):
-            if isinstance(shown, int):
-                pieces += self._content(turns[shown])
+        shown = rendering.split(text, [bool(turn.parts) for turn in turns])
+        for item, turn in zip(shown, _led_into(shown, turns), strict=True):
+            if isinstance(item, int):
+                pieces += self._content(turn)
             else:
-                text, is_data = shown
-                pieces.append(Piece(self._encode_data(text) if is_data else self._encode_scaffold(text)))
+                text, is_data = item
+                ids = self._encode_data(text) if is_data else self._encode_scaffold(text)
+                pieces.append(Piece(ids, namespaces=_own(turn)))
         return _joined(pieces)
 
     def encode_completion_prompt(self, prompt: Prompt) -> list[Piece]:
@@ -128,6 +131,11 @@ class Tokenizer:
             kept.pop()
         if text and kept:
             self._answers.put(text, kept)
+
+    def forget(self, is_meant: Callable[[tuple[int, ...]], bool] | None = None) -> None:
+        """Drop remembered texts whose ids are meant, by default all but generated ones."""
+        for memory in (self._data_ids, *([self._answers] if is_meant is not None else [])):
+            memory.drop(is_meant)
 
     def num_encoded_anew(self, prompt: PromptLike) -> int:
         """How many assistant messages of a prompt will be encoded from their text, their ids not being remembered."""
@@ -160,12 +168,14 @@ class Tokenizer:
 
     def _content(self, turn: Turn) -> list[Piece]:
         known = None if turn.generated_text is None else self._answers.get(turn.generated_text)
-        return self._pieces(turn.parts) if known is None else [Piece(known, ends_message=True)]
+        if known is None:
+            return self._pieces(turn.parts)
+        return [Piece(known, ends_message=True, namespaces=turn.parts[0].namespaces, is_answer=True)]
 
     def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         """One message's content; its last piece is marked as an end."""
         last = len(parts) - 1
-        return [Piece(self._encode_data(p.text), p.segment, ends_message=n == last) for n, p in enumerate(parts)]
+        return [Piece(self._encode_data(p.text), p.segment, n == last, p.namespaces) for n, p in enumerate(parts)]
 
     def _encode_data(self, text: str) -> tuple[int, ...]:
         _check_text(text)
@@ -213,6 +223,24 @@ class _IdMemory:
             while self._num_ids > self._max_ids:
                 self._num_ids -= len(self._ids.popitem(last=False)[1])
 
+    def drop(self, is_meant: Callable[[tuple[int, ...]], bool] | None) -> None:
+        with self._lock:
+            for text in [t for t, ids in self._ids.items() if is_meant is None or is_meant(tuple(ids))]:
+                self._num_ids -= len(self._ids.pop(text))
+
+
+def _led_into(shown: Sequence[int | tuple[str, bool]], turns: Sequence[Turn]) -> list[Turn]:
+    """The message that each shown item is, or that it leads into; behind the last one, the last message."""
+    owners, turn = [], turns[-1]
+    for item in reversed(shown):
+        turn = turns[item] if isinstance(item, int) else turn
+        owners.append(turn)
+    return owners[::-1]
+
+
+def _own(turn: Turn) -> frozenset[str]:
+    return frozenset() if turn.namespace is None else frozenset({turn.namespace})
+
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     """Marks the end of the leading live text and joins live neighbours that no end parts.
@@ -224,9 +252,11 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
     first = next((n for n, piece in enumerate(filled) if piece.segment is not None), 0)
     joined: list[Piece] = []
     for n, piece in enumerate(filled):
-        piece = Piece(piece.ids, piece.segment, piece.ends_message or n == first - 1)
+        piece = replace(piece, ends_message=piece.ends_message or n == first - 1)
         if joined and joined[-1].segment is piece.segment is None and not joined[-1].ends_message:
-            piece = Piece(joined.pop().ids + piece.ids, None, piece.ends_message)
+            before = joined.pop()
+            spaces = before.namespaces | piece.namespaces
+            piece = replace(piece, ids=before.ids + piece.ids, namespaces=spaces)
         joined.append(piece)
     if not joined:
         raise PromptError("the prompt has no tokens; give it a segment or a tail.")

@@ -256,11 +256,25 @@ def _report(left_out: Mapping[str, int]) -> None:
 
 
 def fill_dummy(model: nn.Module, seed: int, config: Mapping[str, Any]) -> str:
-    """Random weights of a trained model's scale, with half-lives spread log-uniformly over 16 to 16,384 tokens."""
+    """Random weights of a trained model's scale, with half-lives spread log-uniformly over 16 to 16,384 tokens.
+
+    On a GPU matrices are drawn there, in place, which takes seconds for the largest models; so they are other numbers
+    than on a CPU, and the fingerprint says so.
+    """
     generator = torch.Generator(device="cpu").manual_seed(seed)
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type != "cpu"}
+    there = {device: torch.Generator(device=device).manual_seed(seed) for device in devices}
     for name, parameter in model.named_parameters():
-        parameter.data.copy_(_drawn(model, name, parameter.shape, generator))
-    return fingerprint.fingerprint(config, [b"dummy 2", str(seed).encode()])
+        if parameter.device in there and parameter.dim() > 1 and name.rsplit(".", 1)[-1] not in KEPT_WIDE:
+            parameter.data.normal_(0.0, _deviation(parameter.shape), generator=there[parameter.device])
+        else:
+            parameter.data.copy_(_drawn(model, name, parameter.shape, generator))
+    marks = [b"dummy 2", str(seed).encode(), *sorted(device.type.encode() for device in devices)]
+    return fingerprint.fingerprint(config, marks)
+
+
+def _deviation(shape: torch.Size) -> float:
+    return float(shape[-1] ** -0.5)
 
 
 def _drawn(model: nn.Module, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -278,5 +292,5 @@ def _drawn(model: nn.Module, name: str, shape: torch.Size, generator: torch.Gene
         return torch.zeros(shape)
     if len(shape) == 1:
         return torch.full(shape, 0.0 if getattr(module, "zero_centred", False) else 1.0)
-    normal: Tensor = torch.randn(shape, generator=generator) * float(shape[-1]) ** -0.5
+    normal: Tensor = torch.randn(shape, generator=generator) * _deviation(shape)
     return normal

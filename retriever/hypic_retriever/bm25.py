@@ -31,11 +31,15 @@ _MIN_DEAD = 1024
 
 @dataclass
 class _Postings:
-    """Where a term occurs: slots of texts and how often; dead slots are still in it, not in ``num_live``."""
+    """Where a term occurs: slots of texts and how often; ``num_dead`` of them are of texts that were removed."""
 
     slots: array[int] = field(default_factory=lambda: array("i"))
     counts: array[int] = field(default_factory=lambda: array("i"))
-    num_live: int = 0
+    num_dead: int = 0
+
+    @property
+    def num_live(self) -> int:
+        return len(self.slots) - self.num_dead
 
 
 class BM25:
@@ -70,10 +74,11 @@ class BM25:
         counts = Counter(terms(text))
         slot = len(self._ids)
         for term, count in counts.items():
-            postings = self._postings.setdefault(term, _Postings())
+            postings = self._postings.get(term)
+            if postings is None:
+                postings = self._postings[term] = _Postings()
             postings.slots.append(slot)
             postings.counts.append(count)
-            postings.num_live += 1
         self._slot_of[id] = slot
         self._ids.append(id)
         self._terms.append(tuple(counts))
@@ -87,7 +92,7 @@ class BM25:
         if slot is None:
             return
         for term in self._terms[slot]:
-            self._postings[term].num_live -= 1
+            self._postings[term].num_dead += 1
             if not self._postings[term].num_live:
                 del self._postings[term]
         self._terms[slot] = ()
@@ -134,7 +139,7 @@ class BM25:
         for postings in self._postings.values():
             slots = renumbered[np.array(postings.slots)]
             living = slots >= 0
-            postings.slots = array("i", slots[living].tobytes())
+            postings.slots, postings.num_dead = array("i", slots[living].tobytes()), 0
             postings.counts = array("i", np.array(postings.counts)[living].tobytes())
         living_slots = np.flatnonzero(alive).tolist()
         self._ids = [self._ids[slot] for slot in living_slots]

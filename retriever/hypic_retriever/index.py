@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,22 @@ class Index:
         with self._changing:
             known = [self._corpus[id] for id in dict.fromkeys(ids) if id in self._corpus]
             return self._apply([dropping(known)], None)
+
+    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        """Removes the passages that match all of what is given, or all passages; how many.
+
+        ``source`` is a source or its file name, ``name`` an id, ``namespace`` what metadata holds under that word.
+        """
+
+        def is_meant(passage: Passage) -> bool:
+            sources = (passage.source, PurePath(passage.source).name)
+            pairs = ((source, sources), (name, (passage.id,)), (namespace, (passage.metadata.get("namespace"),)))
+            return all(given is None or given in own for given, own in pairs)
+
+        with self._changing:
+            doomed = [passage for passage in self.passages() if is_meant(passage)]
+            self._apply([dropping(doomed)], None)
+        return len(doomed)
 
     def search(self, query: str, k: int = 8, *, keep: Callable[[Passage], bool] | None = None) -> list[Hit]:
         """At most ``k`` passages for the query, best first, ties by id.

@@ -13,7 +13,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 
 # Han, kana, Thai, Lao, Myanmar, Khmer, and the Han planes: no spaces between words.
 _UNSPACED = (
@@ -27,18 +27,17 @@ _HYPHEN = re.compile("[-\u2010\u2011]")
 _POSSESSIVE = re.compile("['\u2019\u02bc\uff07]s?$")
 
 
+_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]")
+_NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d])|\d+(?:\.\d+)+"
+_NUMBERS = re.compile(_NUMBER)
+_ASCII = re.compile(f"{_NUMBER}|[a-z0-9]++(?:['\\-][a-z0-9]++)*")
+
+
 def terms(text: str) -> list[str]:
     """The terms of ``text`` in order, with repetitions."""
-    found: list[str] = []
-    for match in _pattern().finditer(_fold(text)):
-        number, unspaced, word = match.groups()
-        if word is not None:
-            found += _word_terms(word)
-        elif number is not None:
-            found.append(number.replace(",", ""))
-        else:
-            found += [unspaced[i : i + 2] for i in range(len(unspaced) - 1)] or [unspaced]
-    return found
+    if text.isascii():
+        return [term for piece in _ASCII.findall(text.lower()) for term in _piece_terms(piece)]
+    return [term for piece in _pattern().findall(_fold(text)) for term in _piece_terms(piece)]
 
 
 @cache
@@ -47,17 +46,25 @@ def _pattern() -> re.Pattern[str]:
     marks = "".join(
         chr(i) for i in range(0x300, min(sys.maxunicode, 0x20000)) if unicodedata.category(chr(i)) in ("Mn", "Mc")
     )
-    letter = f"(?:(?![{_UNSPACED}])[^\\W_]|[{marks}])"
-    number = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d])|\d+(?:\.\d+)+"
-    word = f"{letter}+(?:['\u2019\u02bc\uff07\\-\u2010\u2011]{letter}+)*"
-    return re.compile(f"({number})|([{_UNSPACED}]+)|({word})")
+    # The two kinds of letters have none in common, so a run of them is read in one way only.
+    letters = f"(?:[^\\W_{_UNSPACED}]++|[{marks}]++)++"
+    word = f"{letters}(?:['\u2019\u02bc\uff07\\-\u2010\u2011]{letters})*"
+    return re.compile(f"{_NUMBER}|[{_UNSPACED}]+|{word}")
 
 
 def _fold(text: str) -> str:
-    if text.isascii():
-        return text.lower()
     decomposed = unicodedata.normalize("NFKD", text.translate(_INVISIBLE)).casefold()
     return unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed))
+
+
+@lru_cache(maxsize=2**16)
+def _piece_terms(piece: str) -> tuple[str, ...]:
+    """The terms of a number, a run without spaces or a word; words come again and again."""
+    if _NUMBERS.fullmatch(piece):
+        return (piece.replace(",", ""),)
+    if _UNSPACED_RUN.match(piece):
+        return tuple(piece[i : i + 2] for i in range(len(piece) - 1)) or (piece,)
+    return tuple(_word_terms(piece))
 
 
 def _word_terms(word: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ from hypic_apps.cli.main import build, main
 from hypic_apps.cli.options import HELP, engine_settings
 from tests.apps.cli_files import SMALL, checkpoint, documents
 
-COMMANDS = ("demo", "ask", "chat", "models", "eval")
+COMMANDS = ("demo", "ask", "chat", "models", "compare", "eval")
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "rich", "numpy", "langchain_core", "faiss")
 
@@ -231,6 +231,18 @@ def test_ask_json(model: str, files: Path, capsys: pytest.CaptureFixture[str]) -
     assert {segment["outcome"] for segment in second["segments"]} == {"hit"}
     assert first["reused_tokens"] == 0 < second["reused_tokens"]
     assert first["full"]["ttft_s"] > 0 and first["times_s"]["ttft"] > 0
+
+
+def test_ask_passes_equal_passages_once(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    leave = "Employees get thirty days of leave a year, and five more days after ten years of work here."
+    travel = "Employees who travel get an allowance for each day that they are away from the office."
+    for n in range(6):
+        (tmp_path / f"copy{n}.md").write_text(leave)
+    (tmp_path / "travel.md").write_text(travel)
+    arguments = ["ask", "How many days of leave do employees get?", str(tmp_path), "--k", "3", "--json"]
+    assert main([*arguments, "--model", model, *SMALL, "--max-tokens", "2"]) == 0
+    (asked,) = json.loads(capsys.readouterr().out)["questions"]
+    assert [segment["source"] for segment in asked["segments"]] == [asked["segments"][0]["source"], "travel.md"]
 
 
 def test_ask_reads_folders_and_names_each_file_once(

@@ -9,36 +9,35 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hypic.engine.admission import Admission
 from hypic.engine.affine import Affine, identity
 from hypic.engine.batch import InteriorLink
-from hypic.engine.layers import linear_attention
+from hypic.engine.jobs import Jobs
+from hypic.engine.layers import linear_attention, linear_kernels
 from hypic.engine.plan import Interior
 from hypic.engine.request import Request
 
 Inject = Callable[[pytest.MonkeyPatch], None]
 
 
+def _placed(patch: pytest.MonkeyPatch, spoil: Callable[[Affine], Affine]) -> None:
+    """What interiors' maps become before they are composed, in plain steps and in those by kernels."""
+    for room in (linear_attention, linear_kernels):
+        sound = room._placed
+
+        def faulty(*args: Any, sound: Callable[..., Affine] = sound) -> Affine:
+            return spoil(sound(*args))
+
+        patch.setattr(room, "_placed", faulty)
+
+
 def drop_transition(patch: pytest.MonkeyPatch) -> None:
     """An interior's T is forgotten: taken as the identity."""
-    sound = linear_attention._placed
-
-    def faulty(*args: Any) -> Affine:
-        maps = sound(*args)
-        return Affine(identity(maps.transition), maps.end_state)
-
-    patch.setattr(linear_attention, "_placed", faulty)
+    _placed(patch, lambda maps: Affine(identity(maps.transition), maps.end_state))
 
 
 def drop_end_state(patch: pytest.MonkeyPatch) -> None:
     """An interior's B is forgotten: taken as zero."""
-    sound = linear_attention._placed
-
-    def faulty(*args: Any) -> Affine:
-        maps = sound(*args)
-        return Affine(maps.transition, maps.end_state * 0)
-
-    patch.setattr(linear_attention, "_placed", faulty)
+    _placed(patch, lambda maps: Affine(maps.transition, maps.end_state * 0))
 
 
 def _tail_of(num_tokens: int) -> Inject:
@@ -57,14 +56,14 @@ def shift_seam(by: int) -> Inject:
     """What is cached of the recurrence begins that many tokens after the seam's end."""
 
     def inject(patch: pytest.MonkeyPatch) -> None:
-        sound = Admission._begin
+        sound = Jobs.encode
 
-        def faulty(self: Admission, request: Request, span: Interior, base: Any) -> Any:
-            job = sound(self, request, span, base)
+        def faulty(self: Jobs, request: Request, span: Interior, pages: Any, base: Any) -> Any:
+            job = sound(self, request, span, pages, base)
             job.seam += by
             return job
 
-        patch.setattr(Admission, "_begin", faulty)
+        patch.setattr(Jobs, "encode", faulty)
 
     return inject
 

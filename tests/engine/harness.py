@@ -21,7 +21,7 @@ from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.models import Model
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
-from hypic.engine.runner import Runner, StepResult
+from hypic.engine.runner import Runner, StepResult, geometry_of
 from hypic.engine.scheduler import Work
 from hypic.engine.segment import CachedSegment
 from hypic.errors import HypicError
@@ -52,8 +52,8 @@ FAMILIES = ["qwen", "qwen-wrapper", "minimax", "minimax-partial"]
 class Checkpoints:
     """Folders by name, made when they are first asked for; their engines' models and references are kept as well."""
 
-    def __init__(self, make_folder: Callable[[str], Path]) -> None:
-        self._make_folder = make_folder
+    def __init__(self, make_folder: Callable[[str], Path], device: str = "cpu") -> None:
+        self._make_folder, self.device = make_folder, device
         self._folders: dict[str, Path] = {}
         self.reference = cache(lambda name: Reference(self.folder(name)))
         self.runner = cache(self._runner)
@@ -66,7 +66,9 @@ class Checkpoints:
         return self._folders[name]
 
     def _runner(self, name: str, dtype: str) -> Runner:
-        config = EngineConfig(device="cpu", dtype=dtype, memory="64MiB", max_context=4096, max_running=4)
+        config = EngineConfig(
+            device=self.device, graphs=False, dtype=dtype, memory="64MiB", max_context=4096, max_running=4
+        )
         return Runner.load(self.folder(name), config)
 
     def expected(self, name: str, pieces: Pieces, policy: Policy = POLICY, generated: Sequence[int] = ()) -> Result:
@@ -132,7 +134,8 @@ def only_segment(num_tokens: int = 40) -> list[Piece]:
 def relative(found: Tensor, expected: Tensor) -> float:
     """Largest difference over the largest magnitude of ``expected``; nothing to compare is no agreement."""
     assert found.shape == expected.shape and expected.numel(), f"{found.shape} against {expected.shape}"
-    error = float((found.double() - expected.double()).abs().max() / expected.double().abs().max())
+    found, expected = found.double().cpu(), expected.double().cpu()
+    error = float((found - expected).abs().max() / expected.abs().max())
     return error if error == error else float("inf")
 
 
@@ -199,9 +202,8 @@ class _Watched:
         return self.model.layout
 
     def forward_final(self, batch: Batch, pool: Pool) -> tuple[Tensor, Tensor]:
-        slots = torch.cat([batch.scan.write_slots, batch.scan.fold_states, batch.conv.write_slots]).unique()
+        slots, folds = _written(batch)
         touched = [(tensor, slots, tensor[slots]) for tensor in (*pool.states, *pool.tails)]
-        folds = batch.scan.fold_transitions
         touched += [(tensor, folds, tensor[folds]) for tensor in pool.transitions]
         self.last = batch, self.model.forward(batch, pool)
         for tensor, where, before in touched:
@@ -212,12 +214,24 @@ class _Watched:
         return self.model.logits(hidden)
 
 
+def _written(batch: Batch) -> tuple[Tensor, Tensor]:
+    """State slots and transition slots that a step writes."""
+    plan = batch.kernels
+    if plan is None:
+        assert batch.scan is not None and batch.conv is not None, "a step is planned one way or the other"
+        written = (batch.scan.write_slots, batch.scan.fold_states, batch.conv.write_slots)
+        return torch.cat(written).unique(), batch.scan.fold_transitions
+    none = plan.write_slots[:0]
+    states, transitions = (none, none) if plan.folds is None else (plan.folds.states, plan.folds.transitions)
+    return torch.cat([plan.write_slots, states, plan.conv_write_slots.long()]).unique(), transitions
+
+
 class SizedPool(Pool):
     """A pool of exactly so many pages, states and transitions."""
 
     def __init__(self, loaded: Runner, page_size: int, sizes: tuple[int, int, int]) -> None:
         self.sizes = sizes
-        super().__init__(loaded.pool.layout, 0, page_size, 0, 0, loaded.pool.device)
+        super().__init__(loaded.pool.layout, 0, page_size, 4096, 64, loaded.pool.device)
 
     def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
         return self.sizes
@@ -237,12 +251,23 @@ class Bench:
         page_size: int = 16,
         store_bytes: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
+        kernels: str = "auto",
+        store: str | None = None,
     ) -> None:
         self.watched = _Watched(getattr(loaded.model, "model", loaded.model))
         pool = SizedPool(loaded, page_size, sizes)
-        runner = Runner(self.watched, pool, loaded.identity, max_context, loaded.weight_bytes)  # type: ignore[arg-type]
+        geometry = geometry_of(self.watched.model, pool.layout, kernels, pool.device)
+        runner = Runner(
+            self.watched,  # type: ignore[arg-type]
+            pool,
+            loaded.identity,
+            max_context,
+            loaded.weight_bytes,
+            geometry,
+        )
         vocabulary = Vocabulary(lambda ids: "".join(chr(0x4E00 + i) for i in ids), eos_ids)
-        self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes)
+        tiers = EngineConfig(store=store).tiers
+        self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes, tiers)
         self.pool, self.store, self.at_start = pool, self.engine.store, pool.free
         self.answers: dict[str, Answer] = {}
         self.restarts: dict[str, int] = {}
@@ -318,6 +343,13 @@ class Bench:
         assert answer.is_over
         return answer
 
+    def head(self, pieces: Pieces, policy: Policy = POLICY) -> None:
+        """Have a head kept, as after an answer."""
+        self._number += 1
+        self.answers[f"head{self._number}"] = Answer()
+        self.engine.add(Task(f"head{self._number}", list(pieces), SamplingParams(), policy, is_head=True))
+        self.run()
+
     def abort(self, answer: Answer) -> None:
         self.engine.abort(self.id_of(answer))
         answer.is_over = True
@@ -372,6 +404,7 @@ class Bench:
         states, transitions, pages = [], [], []
         jobs = list(self.engine.admission.encoding.values())
         entries = [*self.store, *(job.entry for job in jobs)]
+        entries += [load.entry for load in self.engine.admission.jobs.loading.values()]
         for entry in entries:
             states.append(entry.state_slot)
             transitions += [entry.transition_slot] if entry.transition_slot is not None else []
@@ -384,7 +417,8 @@ class Bench:
         for request in self.engine.scheduler.running.values():
             assert request.held is not None
             states.append(request.held.state_slot)
-            pages += request.held.pages
+            pages += request.held.pages + request.held.spare
+            pages += [page for folded in request.held.folded for page in folded.pages]
             used = [*request.held.entries.values(), *([request.held.snapshot] if request.held.snapshot else [])]
             for entry in used:
                 pins[entry.key] = pins.get(entry.key, 0) + 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from hypic.engine import scheduler
 from hypic.engine.admission import Admission
-from hypic.engine.plan import Plan
+from hypic.engine.plan import Piece, Plan
 from hypic.engine.request import Request
 from hypic.types import Policy
 from tests.engine.harness import (
@@ -158,8 +159,8 @@ def snapshot_fault(fault: str, patch: pytest.MonkeyPatch) -> None:
     if fault == "wrong state":
         sound = Admission._hold
 
-        def faulty(self: Admission, request: Request, found) -> None:  # type: ignore[no-untyped-def]
-            sound(self, request, found)
+        def faulty(self: Admission, request: Request, *args: Any, **named: Any) -> None:
+            sound(self, request, *args, **named)
             request.initial_slot = 0
 
         patch.setattr(Admission, "_hold", faulty)
@@ -270,3 +271,49 @@ def test_preempted_at_any_stage(stage: int, bench: Make, checkpoints: Checkpoint
         assert answer.error_to(expected) < TOLERANCE["float64"]
         assert len(answer.ids) == 6 and request.restarts == 1
         engine.assert_back_to_start()
+
+
+# -- heads -----------------------------------------------------------------------------------------------------------
+
+
+def with_head(engine: Bench, checkpoints: Checkpoints, name: str) -> float:
+    """A turn that comes back in another form than it was generated in, continued from a head: its error."""
+    first = [live(40, 1, ends=True), seg(30, 2), live(9, 3, ends=True)]
+    said = engine.ask([*first, live(3, 50)], max_tokens=4).ids
+    head = [*first, live(5, 51), Piece(tuple(said), None, True, is_answer=True)]
+    engine.head(head)
+    pieces = [*head, live(6, 52)]
+    answer = engine.ask(pieces)
+    assert sorted(answer.logits) == list(range(len(flat(head)), len(flat(pieces)))), "the next turn ran its new text"
+    return answer.error_where_run(checkpoints.expected(name, pieces))
+
+
+@pytest.mark.parametrize(("name", "dtype"), WIDE)
+def test_a_head_is_continued_as_from_scratch(name: str, dtype: str, bench: Make, checkpoints: Checkpoints) -> None:
+    engine = bench(name, dtype)
+    assert with_head(engine, checkpoints, name) < TOLERANCE[dtype]
+    engine.assert_back_to_start()
+
+
+@pytest.mark.parametrize("fault", ["wrong state", "wrong pages"])
+def test_heads_bite(fault: str, bench: Make, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = bench("qwen", "float64")
+    if fault == "wrong state":
+        snapshot_fault(fault, monkeypatch)
+    else:
+        taken = Admission.snapshot
+
+        def moved(self: Admission, *args, **options):  # type: ignore[no-untyped-def]
+            entry = taken(self, *args, **options)
+            entry.kv_slots[1:] = entry.kv_slots[:-1].copy()
+            return entry
+
+        monkeypatch.setattr(Admission, "snapshot", moved)
+    assert with_head(engine, checkpoints, "qwen") > 100 * TOLERANCE["float64"]
+
+
+def test_a_head_that_would_cost_more_than_it_saves_is_not_begun(bench: Make) -> None:
+    engine = bench("qwen")
+    engine.head([live(400, 1, ends=True), seg(30, 2), live(9, 3, ends=True), live(30, 4, ends=True)])
+    assert engine.num_segments == 0 and list(engine.store) == []
+    engine.assert_back_to_start()

@@ -193,9 +193,7 @@ def test_a_place_that_cannot_be_written_is_no_error(
     assert of(folder) == of(folder) and len(reads) == 2
 
 
-def test_a_file_that_changes_while_it_is_read(
-    folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_while_it_is_read(folder: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(path: Path) -> str:
         path.write_bytes(path.read_bytes() + b"more")
         return "0" * 64

@@ -122,7 +122,9 @@ def test_a_prompt_may_fill_the_context_up_to_one_answered_token(bench: Make) -> 
 def test_a_prompt_that_needs_more_than_all_memory_is_refused(bench: Make) -> None:
     engine = bench("qwen", sizes=(10, 6, 3))
     refused(engine, [live(200, 1)], StoreFull, "13 pages", "10")
-    refused(engine, [*[seg(9, i) for i in range(5)], live(3, 9)], StoreFull, "transition", "5", "3")
+    refused(engine, [*[seg(9, i) for i in range(5)], live(3, 9)], StoreFull, "13 pages", "10")
+    without_seam = POLICY.with_(seam=0)
+    refused(engine, [*[seg(9, i) for i in range(5)], live(3, 9)], StoreFull, "5 transition", policy=without_seam)
     engine.ask([seg(20, 1), live(3, 2)])
     engine.assert_back_to_start()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hypic.engine import plan
 from hypic.engine.plan import Interior, Piece, Plan, Row
-from hypic.engine.segment import Identity
+from hypic.engine.segment import Identity, Label
 from hypic.errors import PromptError
 from hypic.types import Policy, Segment
 
@@ -150,6 +150,47 @@ def test_the_digest_goes_on_over_generated_tokens() -> None:
     assert made.digest_after([7, 8]) == make(*head, text(7, 8, ends=True), text(9)).marks[-1].digest
     assert made.digest_after([7]) != made.digest_after([7, 8])
     assert made.digest_after([7, 8]) == made.digest_after((7, 8)), "asking leaves no trace"
+
+
+def private(*ids: int, ends: bool = False, spaces: str = "t") -> Piece:
+    return Piece(ids, None, ends, frozenset(spaces))
+
+
+def test_a_mark_carries_the_namespaces_of_what_stands_before_it_and_no_others() -> None:
+    plain = make(text(1, 2, ends=True), text(3, 4, ends=True), text(9)).marks
+    later = make(text(1, 2, ends=True), private(3, 4, ends=True), text(9)).marks
+    assert later[0] == plain[0] and later[1] != plain[1]
+    other = make(text(1, 2, ends=True), private(3, 4, ends=True, spaces="u"), text(9)).marks
+    both = make(text(1, 2, ends=True), private(3, 4, ends=True, spaces="tu"), text(9)).marks
+    assert len({marks[1].digest for marks in (plain, later, other, both)}) == 4
+    live = make(text(1, 2, ends=True), document(3, 4, namespace="t", ends=True), text(9)).marks
+    assert live == later, "a segment that is run live is live text of its namespace"
+
+
+def test_where_a_namespace_begins_leaves_no_trace() -> None:
+    one = make(text(1), private(2, 3, ends=True), text(9)).marks[-1]
+    assert make(private(1, 2), text(3, ends=True), text(9)).marks[-1] == one
+    assert make(private(1, 2, 3), text(9)).digest_after([]) != make(text(1, 2, 3), text(9)).digest_after([])
+    assert (
+        make(private(1, 2, 3)).digest_after([7]) == make(text(1), private(2, 3, 7, ends=True), text(9)).marks[-1].digest
+    )
+
+
+def test_an_answer_is_looked_for_one_token_earlier_too() -> None:
+    """One that was cut off ended before its last token was run; no snapshot is taken there."""
+    answer = Piece((5, 6, 7), None, True, is_answer=True)
+    made = make(text(1, 2), answer, text(9))
+    assert [(mark.position, mark.is_taken) for mark in made.marks] == [(4, False), (5, True)]
+    assert made.marks[0].digest == make(text(1, 2)).digest_after([5, 6])
+    assert made.marks[1].digest == make(text(1, 2)).digest_after([5, 6, 7])
+    assert marks(make(text(1), Piece((5,), None, True, is_answer=True), text(9))) == [2]
+
+
+def test_labels_are_those_of_all_texts_of_a_head() -> None:
+    made = make(text(1), document(*LONG, name="a"), private(2, 3), document(*LONG, source="b", namespace="u"), text(4))
+    assert made.labels(1) == set() and made.labels(2) == {Label("a")}
+    assert made.labels(23) == {Label("a"), Label(namespace="t")}
+    assert made.labels(len(made.ids)) == {Label("a"), Label(namespace="t"), Label(None, "b", "u")}
 
 
 def test_a_continued_plan_ends_with_what_was_generated() -> None:

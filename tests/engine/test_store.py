@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import random
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import torch
 from hypic.engine.pool import AttentionShape, Layout, LinearShape, Need, Pool
 from hypic.engine.segment import CachedSegment, Identity
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.eviction import Ranking
 from hypic.engine.store.history import History
 from hypic.types import Segment
 
@@ -57,7 +58,8 @@ def test_pinned_entries_are_never_evicted() -> None:
     store, entries = filled("abcd")
     store.pin(entries["b"])
     store.pin(entries["b"])
-    assert not store.make_room(Need(pages=10**6))
+    assert not store.make_room(Need(pages=10**6)) and names(store) == "acdb", "nothing goes for what cannot be had"
+    assert store.make_room(Need(pages=store.pool.capacity.pages - 1))
     assert names(store) == "b" and not store.remove(b"b") and store.clear() == 0
     store.unpin(entries["b"])
     assert store.stats.num_pinned == 1 and not store.remove(b"b")
@@ -103,10 +105,10 @@ def test_a_budget_caps_what_idle_entries_hold() -> None:
     assert names(store) == "ec"
 
 
-def test_evicting_looks_at_no_entry_but_the_oldest() -> None:
-    """Constant time an eviction: the table is never walked."""
+def test_evicting_looks_at_no_entry_but_the_least() -> None:
+    """The table is never walked; what a heap looks at grows with its depth alone."""
 
-    class Guarded(OrderedDict[bytes, CachedSegment]):
+    class Guarded(dict[bytes, CachedSegment]):
         def __iter__(self):  # type: ignore[no-untyped-def]
             raise AssertionError("the table is walked")
 
@@ -119,6 +121,62 @@ def test_evicting_looks_at_no_entry_but_the_oldest() -> None:
     assert store.make_room(Need(store.pool.free.pages + 3))
     assert b"a" in store and b"b" not in store and store.stats.num_entries == 5
     store.put(entry(store, "z"))
+
+
+def test_what_is_short_decides_who_goes() -> None:
+    """A long entry saves more for a slot; a page of it saves no more than a page of a short one that is used more."""
+    for need, gone in ((Need(states=1), "short"), (Need(transitions=1), "short"), (Need(pages=1), "long")):
+        store = make()
+        long, short = entry(store, "long", 24), entry(store, "short", 8)
+        for one in (long, short):
+            store.put(one)
+        store.pin(short)
+        store.unpin(short)
+        free = store.pool.free
+        wanted = {n: getattr(need, n) and getattr(free, n) + 1 for n in ("pages", "states", "transitions")}
+        assert store.make_room(Need(**wanted))
+        assert gone.encode() not in store and len(list(store)) == 1
+
+
+def test_snapshots_do_not_go_for_want_of_transitions() -> None:
+    store, entries = filled("ab")
+    store.pool.share_pages(entries["a"].pages)
+    head = CachedSegment(b"s", (1,), entries["a"].kv_slots, entries["a"].pages, store.pool.take_state(), None, 1)
+    store.put(head)
+    assert store.make_room(Need(transitions=store.pool.free.transitions + 1)) and b"s" in store
+    assert not store.make_room(Need(transitions=store.pool.capacity.transitions + 1)) and len(list(store)) == 2
+
+
+def test_what_was_used_often_stays_until_its_time_is_over() -> None:
+    """Frequency counts against recency, and both are forgotten as others come and go."""
+    ranking = Ranking()
+    ranking.add(b"often", uses=3, saved=10, size=10)
+    for number in range(10):
+        ranking.add(str(number).encode(), uses=1, saved=10, size=10)
+    gone = []
+    for number in range(10, 60):
+        gone.append(ranking.pop())
+        ranking.add(str(number).encode(), uses=1, saved=10, size=10)
+    assert gone[:20] == [str(number).encode() for number in range(20)] and b"often" in gone
+    assert len(ranking) == 11
+
+
+def test_a_ranking_agrees_with_sorting_whatever_comes_and_goes() -> None:
+    rng, ranking, held, clock = random.Random(0), Ranking(), {}, 0
+    for number in range(20_000):
+        key, action = str(rng.randrange(50)).encode(), rng.random()
+        if action < 0.6:
+            uses, size = rng.randint(1, 4), rng.choice([1.0, 2.0, 5.0])
+            ranking.add(key, uses, 10, size)
+            held[key] = (clock + uses * 10 / size, number)
+        elif action < 0.8:
+            ranking.discard(key)
+            held.pop(key, None)
+        else:
+            least = min(held, key=held.__getitem__, default=None)
+            assert ranking.pop() == least
+            clock = max(clock, held.pop(least)[0]) if least is not None else clock
+    assert len(ranking._heap) < 400, "what is out of date is thrown away"
 
 
 def test_shared_pages_live_as_long_as_anyone_who_holds_them() -> None:

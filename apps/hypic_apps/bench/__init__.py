@@ -1,1 +1,1 @@
-"""Measuring: peers to compare with in the same run."""
+"""Measuring speed: ``hypic bench``, or ``python -m hypic_apps.bench`` where only torch and transformers are there."""

@@ -6,7 +6,7 @@ Not here: tokenising, which is no part of the peer's time, and decoding.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,29 @@ class Transformers:
             model = auto.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device).eval()
         except FAILURES as error:
             raise PeerError(f"transformers cannot load this checkpoint ({_reason(error)}).") from error
+        return cls(model, transformers.__version__, torch.device(device))
+
+    @classmethod
+    def made(cls, config: Mapping[str, Any], device: str, dtype: str) -> Transformers:
+        """A model of a ``config.json`` with random weights, made on the device, in the library's fastest setting:
+        sdpa attention, and for experts one grouped matrix product.
+
+        Raises:
+            PeerError: transformers is missing, or does not know such a model.
+        """
+        try:
+            import transformers
+
+            settings = {name: value for name, value in config.items() if name not in ("model_type", "dtype")}
+            known: Any = transformers.AutoConfig.for_model(config["model_type"], **settings)
+            options = {"experts_implementation": "grouped_mm"} if config.get("num_experts") else {}
+            auto: Any = transformers.AutoModelForCausalLM
+            with torch.device(device):
+                model = auto.from_config(
+                    known, dtype=getattr(torch, dtype), attn_implementation="sdpa", **options
+                ).eval()
+        except FAILURES as error:
+            raise PeerError(f"transformers cannot make this model ({_reason(error)}).") from error
         return cls(model, transformers.__version__, torch.device(device))
 
     @torch.inference_mode()

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hypic.checkpoints import BUNDLED, bundled
-from hypic.config import parse_bytes
+from hypic.store_spec import parse_bytes
 from hypic.errors import UnsupportedModel
 from hypic.types import Policy
 from hypic_apps.cli.errors import InputError

@@ -21,6 +21,7 @@ HELP: Mapping[str, str] = {
     "max_step_tokens": "most tokens of one step",
     "page_size": "tokens of a page of keys and values",
     "store": "cap on what idle entries may hold, e.g. device://2GiB",
+    "ttl": "seconds after which what is cached is forgotten, e.g. 3600 or alice=3600,*=86400",
     "seed": "seed of dummy weights",
     "load_format": " or ".join(LOAD_FORMATS),
     "adapter": "folder or repository of one PEFT LoRA adapter, merged into the weights",

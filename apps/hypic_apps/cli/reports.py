@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any
 
 from rich.console import Console
@@ -52,15 +53,20 @@ def outcome_text(segment: SegmentReport) -> Text:
 def passage_text(segment: SegmentReport, text: str) -> Text:
     """Where a passage is from, and its first words."""
     words = " ".join(text.split()).lstrip("# ")
-    source = segment.source or segment.name or ""
+    source = file_name(segment.source) or segment.name or ""
     rest = words.removeprefix(source)
     return Text(source, style="bold").append(f"  {words}" if rest == words else rest, style="not bold dim")
+
+
+def file_name(source: str | None) -> str | None:
+    """Where a passage is from, without the folders that lead there."""
+    return source and PurePath(source).name
 
 
 def as_json(report: CacheReport) -> dict[str, Any]:
     """Counts, times and segments of a report."""
     return {
-        "segments": [asdict(segment) for segment in report.segments],
+        "segments": [{**asdict(segment), "source": file_name(segment.source)} for segment in report.segments],
         "prompt_tokens": report.prompt_tokens,
         "computed_tokens": report.computed_tokens,
         "reused_tokens": report.reused_tokens,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hypic_apps.cli.errors import InputError
@@ -46,19 +46,27 @@ def index_documents(documents: Sequence[Document], console: Console) -> Index:
 
 
 def search(index: Index, question: str, k: int) -> list[Passage]:
-    """The ``k`` passages that fit best, best first.
+    """The ``k`` passages that fit best, best first; of equal texts the first one only.
 
     Raises:
         InputError: no passage has anything to do with the question.
     """
-    found = [hit.passage for hit in index.search(question, k)]
-    if not found:
+    depth = k
+    while True:
+        found = index.search(question, depth)
+        distinct: dict[str, Passage] = {}
+        for hit in found:
+            distinct.setdefault(hit.passage.text, hit.passage)
+        if len(distinct) >= k or len(found) < depth:
+            break
+        depth *= 2
+    if not distinct:
         raise InputError(f"no passage has a word in common with {question!r}; ask with words that the files use.")
-    return found
+    return list(distinct.values())[:k]
 
 
 def segments(passages: Iterable[Passage]) -> list[Segment]:
-    """Passages as segments, labelled with their file and place."""
+    """Passages as segments, labelled with their file's whole path, whatever folder a command is called in."""
     from hypic import Segment
 
-    return [Segment(p.text, name=p.id, source=PurePath(p.source).name or None) for p in passages]
+    return [Segment(p.text, name=p.id, source=str(Path(p.source).resolve())) for p in passages]

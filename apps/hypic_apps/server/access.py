@@ -20,12 +20,12 @@ from hypic_apps.server.settings import ServerSettings
 
 OPEN = frozenset({"/health", "/ready"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
-SEGMENTS = "/v1/hypic/segments"
+SEGMENTS, ENTRIES = "/v1/hypic/segments", "/v1/hypic/entries"
 
 
 def needs_admin(method: str, path: str) -> bool:
     """Whether a request is administration: metrics, and all about segments but registering them."""
-    return path == "/metrics" or (path.startswith(SEGMENTS) and method != "POST")
+    return path in ("/metrics", ENTRIES) or (path.startswith(SEGMENTS) and method != "POST")
 
 
 class Access:

@@ -154,7 +154,7 @@ class _Chat:
         return "length" if last.finish_reason == "length" else "stop"
 
     def _report(self, last: Completion) -> dict[str, Any]:
-        return report_of(last, self.notes, self.reader.split)
+        return report_of(last, self.notes, self.reader.split, self.reader.scope.tenant)
 
     def _tokens(self, piece: Completion) -> dict[str, Any]:
         return tokens_of(piece) if self.body.options.return_tokens and piece.token_ids else {}

@@ -105,7 +105,8 @@ class _Batch:
         return {"index": index, "text": piece.text, "logprobs": logprobs}
 
     def _report(self, index: int, last: Completion) -> dict[str, Any]:
-        return report_of(last, (), self.readers[index].split)
+        reader = self.readers[index]
+        return report_of(last, (), reader.split, reader.scope.tenant)
 
     def _tokens(self, piece: Completion) -> dict[str, Any]:
         return tokens_of(piece) if self.body.options.return_tokens and piece.token_ids else {}

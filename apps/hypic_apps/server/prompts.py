@@ -63,14 +63,14 @@ class Reader:
     def prompt(self, text: str, index: int, given: Sequence[SegmentIn], glue: str) -> Prompt:
         """A prompt without a template: the given segments before the text, or what is known in it."""
         if given:
-            return Prompt([self.segment(one) for one in given], text, glue, template=False)
+            return Prompt([self.segment(one) for one in given], text, glue, template=False, namespace=self.scope.of())
         pieces = self._pieces(text, index, self.scope.of())
         if not any(isinstance(piece, Segment) for piece in pieces):
-            return Prompt(tail=text, template=False)
+            return Prompt(tail=text, template=False, namespace=self.scope.of())
         tail = pieces.pop() if isinstance(pieces[-1], str) else ""
         # System segments would be moved to the front; this text has its order.
         segments = [Segment(p, "turn", cache=False) if isinstance(p, str) else _as_document(p) for p in pieces]
-        return Prompt(segments, str(tail), glue="", template=False)
+        return Prompt(segments, str(tail), glue="", template=False, namespace=self.scope.of())
 
     def segment(self, given: SegmentIn) -> Segment:
         """A segment in its tenant's namespace.

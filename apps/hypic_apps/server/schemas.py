@@ -39,6 +39,7 @@ class SegmentIn(BaseModel):
     source: str | None = None
     namespace: str | None = None
     cache: bool | None = None
+    ttl_s: float | None = None
 
 
 class HypicOptions(BaseModel):

@@ -18,6 +18,7 @@ from hypic_apps.server.errors import LOG, refused
 from hypic_apps.server.prompts import Reader, Scope
 from hypic_apps.server.schemas import HypicOptions, SegmentsRequest, TokenizeRequest
 from hypic_apps.server.service import Service, service_of
+from hypic_apps.server.wire import told_to
 
 router = APIRouter()
 BUSY_S = 5.0
@@ -35,7 +36,8 @@ async def register(body: SegmentsRequest, request: Request) -> Response:
     if body.warm:
         warming = _warmed(service, segments, policy)
         if body.wait:
-            reports = await attended(request.receive, warming)
+            found = await attended(request.receive, warming)
+            reports = [told_to(request.state.tenant, report) for report in found]
         else:
             service.keep(asyncio.create_task(_logged(warming)))
     rows = [_row(service, segment, report) for segment, report in zip(segments, reports, strict=True)]
@@ -62,14 +64,50 @@ async def forget(
     namespace: str | None = None,
     everything: bool = False,
 ) -> dict[str, Any]:
-    """Drops the idle entries that have all of the given labels, and no longer finds their texts in flat strings."""
+    """Forgets the texts that have all of the given labels: what is cached of them, and that they are known."""
     service = service_of(request)
+    labels = _labels(name, source, namespace, everything, "forget")
+    forgotten = await asyncio.to_thread(partial(service.engine.forget, **labels))
+    service.catalogue.drop(service.catalogue.matching(**labels))
+    counts = {"num_forgotten": forgotten.num_entries, **asdict(forgotten)}
+    return {"object": "hypic.segments.deleted", "deleted": True, **counts}
+
+
+@router.get("/v1/hypic/entries")
+async def entries(request: Request) -> dict[str, Any]:
+    """What is cached, of segments and of conversations."""
+    found = await asyncio.to_thread(service_of(request).engine.entries)
+    return {"object": "list", "data": [asdict(entry) for entry in found]}
+
+
+@router.put("/v1/hypic/segments/pin")
+async def pin(
+    request: Request,
+    name: str | None = None,
+    source: str | None = None,
+    namespace: str | None = None,
+    everything: bool = False,
+    pinned: bool = True,
+) -> dict[str, Any]:
+    """Keeps what is cached of the texts that have all of the given labels, or with ``pinned=false`` lets it go."""
+    engine = service_of(request).engine
+    labels = _labels(name, source, namespace, everything, "pin")
+    changed = await asyncio.to_thread(partial(engine.pin if pinned else engine.unpin, **labels))
+    return {"object": "hypic.segments.pinned", "pinned": pinned, "num_changed": changed}
+
+
+def _labels(
+    name: str | None, source: str | None, namespace: str | None, everything: bool, what: str
+) -> dict[str, str | None]:
+    """The labels, of which one is given unless everything is meant.
+
+    Raises:
+        ApiError: 400; none is.
+    """
     labels = {"name": name, "source": source, "namespace": namespace}
     if not everything and all(value is None for value in labels.values()):
-        raise refused("say what to forget with name=, source= or namespace=, or forget all with everything=true.")
-    num_forgotten = await asyncio.to_thread(partial(service.engine.forget, **labels))
-    service.catalogue.drop(service.catalogue.matching(**labels))
-    return {"object": "hypic.segments.deleted", "deleted": True, "num_forgotten": num_forgotten}
+        raise refused(f"say what to {what} with name=, source= or namespace=, or {what} all with everything=true.")
+    return labels
 
 
 @router.post("/v1/hypic/tokenize")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hypic.tool_calls import ChatTokenizer
@@ -47,12 +47,20 @@ def usage_of(usages: Sequence[Usage | None], reasoning_tokens: int = 0) -> dict[
     }
 
 
-def report_of(last: Completion, notes: Sequence[str], split: Mapping[str, Any]) -> dict[str, Any]:
-    """All that the last piece of an answer tells, and ``split`` where a flat prompt was cut."""
-    report = last.report or CacheReport()
+def report_of(last: Completion, notes: Sequence[str], split: Mapping[str, Any], tenant: str | None) -> dict[str, Any]:
+    """All that the last piece of an answer tells a tenant, and ``split`` where a flat prompt was cut."""
+    report = told_to(tenant, last.report or CacheReport())
     found = {"split": split} if split else {}
     usage = {} if last.usage is None else {"usage": asdict(last.usage)}
     return {**asdict(report), "notes": [*report.notes, *notes], **usage, **found}
+
+
+def told_to(tenant: str | None, report: CacheReport) -> CacheReport:
+    """A report without what would tell a tenant that another one has passed the same text."""
+    if tenant is None:
+        return report
+    segments = [replace(s, reason="first time") if s.reason == "other namespace" else s for s in report.segments]
+    return replace(report, segments=tuple(segments))
 
 
 def tokens_of(piece: Completion) -> dict[str, Any]:

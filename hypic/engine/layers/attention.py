@@ -7,7 +7,7 @@ before rotation; every key is rotated once, from that copy, by its position in t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from hypic.engine.batch import Batch, Context, Final
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Angles, rotate
 from hypic.engine.pool import AttentionShape, Pool
+from hypic_kernels import attention as paged
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,11 @@ class HeadShape:
 
 @dataclass(frozen=True)
 class Turns:
-    """Angles of one step: of the rows' tokens, and of the keys of every chain; ``None`` without positions."""
+    """Angles of one step: of the rows' tokens, of the keys of every chain, and, for kernels, of every position."""
 
     rows: Angles
     keys: Sequence[Angles]
+    table: Angles | None = None
 
 
 class Attention(nn.Module):
@@ -106,8 +108,11 @@ class Attention(nn.Module):
         self, hidden: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None, final: Final | None = None
     ) -> Tensor:
         """Outputs of all rows, or of ``final``'s alone; ``turns.rows`` are the angles of those rows."""
-        pool.write_kv(layer, batch.kv_slots, *self.project_keys(hidden))
+        k, v = self.project_keys(hidden)
+        pool.write_kv(layer, batch.kv_slots, k, v)
         q, gate = self.project_queries(hidden if final is None else hidden.index_select(0, final.tokens))
+        if batch.kernels is not None and batch.kernels.attention is not None:
+            return self.output(self._through_pages(q, k, v, batch, pool, layer, turns, final), gate)
         if turns is not None:
             q = rotate(q, turns.rows)
         mixed = torch.empty_like(q)
@@ -117,6 +122,36 @@ class Attention(nn.Module):
                 keys = keys if turns is None else rotate(keys, turns.keys[number])
                 attend(q, keys, values, context, mixed, self.shape.scale)
         return self.output(mixed, gate)
+
+    def _through_pages(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None,
+        final: Final | None,
+    ) -> Tensor:  # fmt: skip
+        """Tiles of queries against pages, by kernel; long prompts that are run whole against their own rows."""
+        assert batch.kernels is not None, "the step was not planned for kernels"
+        plan = batch.kernels.attention if final is None else batch.kernels.final_attention
+        assert plan is not None, "the step was not planned for pages"
+        mixed, table = torch.empty_like(q), None if turns is None else turns.table
+        cos, sin = (None, None) if table is None else (table.cos, table.sin)
+        if len(plan.tile_chain):
+            keys, values = pool.keys[layer], pool.values[layer]
+            paged.attend(q, keys, values, plan, cos=cos, sin=sin, scale=self._scale, out=mixed)
+        for context in () if final is not None else batch.contexts:
+            self._densely(q, k, v, context, turns, mixed)
+        return mixed
+
+    def _densely(self, q: Tensor, k: Tensor, v: Tensor, context: Context, turns: Turns | None, mixed: Tensor) -> None:
+        span = context.blocks[0].tokens
+        queries, keys = q[span], k[span]
+        if turns is not None:
+            angles = Angles(turns.rows.cos[span], turns.rows.sin[span])
+            queries, keys = rotate(queries, angles), rotate(keys, angles)
+        block = replace(context.blocks[0], tokens=slice(0, len(queries)))
+        attend(queries, keys, v[span], replace(context, blocks=(block,)), mixed[span], self.shape.scale)
+
+    @property
+    def _scale(self) -> float:
+        return self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, context: Context, mixed: Tensor, scale: float | None) -> None:

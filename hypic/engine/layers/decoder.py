@@ -78,6 +78,12 @@ class Decoder(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     @property
+    def is_paged(self) -> bool:
+        """Whether all full attention, if there is any, is of the kind that kernels read through pages."""
+        attending = [mixer for mixer in self.mixers() if isinstance(mixer.kept, AttentionShape)]
+        return all(isinstance(mixer, Attention) for mixer in attending)
+
+    @property
     def layout(self) -> Layout:
         """Shapes of what is kept."""
         kept: list[Any] = [mixer.kept for mixer in self.mixers()]
@@ -125,13 +131,14 @@ class Decoder(nn.Module):
         return out
 
     def _step(self, batch: Batch, pool: Pool) -> Step:
-        longest = max(len(context.slots) for context in batch.contexts)
         dtype = pool.layout.state_dtype
+        longest = pool.max_context if batch.kernels else max(len(context.slots) for context in batch.contexts)
         turns = angles = moves = None
         if self.rotary is not None and pool.layout.attention:
             keys = [self.rotary(context.key_positions, longest, dtype) for context in batch.contexts]
-            turns = Turns(self.rotary(batch.positions, longest, dtype), keys)
+            table = self.rotary.table(longest, pool.device, dtype) if batch.kernels else None
+            turns = Turns(self.rotary(batch.positions, longest, dtype), keys, table)
         if self.linear_rotary is not None:
             angles = self.linear_rotary(batch.positions, longest, dtype)
-            moves = self.linear_rotary.moves(batch.scan.interior_origins, longest, dtype)
+            moves = self.linear_rotary.moves(batch.interior_origins, longest, dtype)
         return Step(batch, pool, turns, angles, moves)

@@ -8,18 +8,22 @@ Value head ``j`` uses key head ``j // (num_v_heads / num_k_heads)``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypic.engine.affine import Affine
 from hypic.engine.batch import Batch
-from hypic.engine.layers.conv import convolve_rows
+from hypic.engine.kernel_plan import KernelPlan
+from hypic.engine.layers.conv import convolve_planned, convolve_rows
 from hypic.engine.layers.norm import GatedRMSNorm, l2_normalise, upcast
 from hypic.engine.layers.rotary import Angles
 from hypic.engine.linear.delta import DeltaInputs, GatedDelta
 from hypic.engine.pool import LinearShape, Pool
+from hypic_kernels import delta
 
 
 @dataclass(frozen=True)
@@ -106,3 +110,52 @@ class GatedDeltaNet(nn.Module):
         gate = projected.z.view(len(mixed), self.shape.num_v_heads, -1)
         out: Tensor = self.out_proj(self.norm(mixed, gate).flatten(-2))
         return out
+
+    # -- by kernels --------------------------------------------------------------------------------------------------
+
+    def lift_rows(
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int
+    ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
+        """See ``linear_kernels.FusedMixer``."""
+        q, k, v = self._convolved(projected, plan, pool, layer)
+        maps = delta.lift(q, k, v, projected.a, projected.b, plan.chunks, rule=self._rule)
+
+        def read(states: Tensor) -> Tensor:
+            out = torch.empty_like(v, memory_format=torch.contiguous_format)
+            delta.read(maps.query, maps.offset, states, plan.chunks, out, norm=self._norm_of(projected))
+            return self._projected_back(out)
+
+        return Affine(maps.transition, maps.end_state), read
+
+    def step_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+        """See ``linear_kernels.FusedMixer``."""
+        q, k, v = self._convolved(projected, plan, pool, layer)
+        slots = (pool.states[layer], plan.initial_slots, plan.final_slots)
+        norm = self._norm_of(projected)
+        return self._projected_back(delta.step(q, k, v, projected.a, projected.b, *slots, rule=self._rule, norm=norm))
+
+    def _convolved(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> tuple[Tensor, ...]:
+        shape = self.shape
+        mixed = convolve_planned(projected.mixed, self.conv1d.weight, plan, pool, layer, has_silu=True)
+        q, k, v = torch.split(mixed, [shape.key_size, shape.key_size, shape.value_size], dim=-1)
+        heads = (shape.num_k_heads, shape.num_k_heads, shape.num_v_heads)
+        return tuple(x.view(len(x), num, -1) for x, num in zip((q, k, v), heads, strict=True))
+
+    @property
+    def _rule(self) -> delta.Rule:
+        shape = self.shape
+        return delta.Rule(
+            normalise=True,
+            scale=shape.head_k_dim**-0.5,
+            A_log=self.A_log,
+            dt_bias=self.dt_bias,
+            beta_scale=shape.beta_scale,
+        )
+
+    def _norm_of(self, projected: Projected) -> delta.GatedNorm:
+        z = projected.z.view(len(projected.z), self.shape.num_v_heads, -1)
+        return delta.GatedNorm(z, self.norm.weight, self.norm.eps)
+
+    def _projected_back(self, out: Tensor) -> Tensor:
+        back: Tensor = self.out_proj(out.flatten(-2))
+        return back

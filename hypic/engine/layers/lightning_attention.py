@@ -36,6 +36,21 @@ def alibi_slopes(num_heads: int) -> list[float]:
     return slopes if power == num_heads else slopes + alibi_slopes(2 * power)[0::2][: num_heads - power]
 
 
+class Decays:
+    """``g = -slope`` per head, ``[H]``, copied once to each device: a copy in every step would wait for the host."""
+
+    def __init__(self, slopes: Tensor) -> None:
+        self._slopes = slopes
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def like(self, x: Tensor) -> Tensor:
+        """On ``x``'s device, in its type."""
+        key = (x.device, x.dtype)
+        if key not in self._copies:
+            self._copies[key] = -self._slopes.to(x.device, x.dtype)
+        return self._copies[key]
+
+
 @dataclass(frozen=True)
 class Projected:
     """``qkv [N, H, 3 D]`` after its activation, ``gate [N, H D]``."""
@@ -55,7 +70,7 @@ class LightningAttention(nn.Module):
         self.output_gate = nn.Linear(hidden_size, width, bias=False)
         self.out_proj = nn.Linear(width, hidden_size, bias=False)
         self.norm = RMSNorm(width, eps)
-        self.slopes = slopes
+        self._decays = Decays(slopes)
 
     @property
     def kept(self) -> LinearShape:
@@ -73,7 +88,7 @@ class LightningAttention(nn.Module):
         q, k, v = torch.split(upcast(projected.qkv), self.head_dim, dim=-1)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        return DecayInputs(q, k, v, -self.slopes.to(q.device, q.dtype).expand(len(q), -1))
+        return DecayInputs(q, k, v, self._decays.like(q).expand(len(q), -1))
 
     def output(self, mixed: Tensor, projected: Projected) -> Tensor:
         normed = self.norm(mixed.flatten(-2)).to(projected.gate.dtype)
@@ -99,7 +114,8 @@ class GroupedLightningAttention(nn.Module):
 
     def __init__(self, shape: GroupedLightningShape, slopes: Tensor) -> None:
         super().__init__()
-        self.shape, self.slopes, self.family = shape, slopes, Lightning()
+        self.shape, self.family = shape, Lightning()
+        self._decays = Decays(slopes)
         width = shape.num_heads * shape.head_dim
         self.query_key_value = nn.Linear(shape.hidden_size, 3 * width, bias=False)
         self.g_proj = nn.Linear(shape.hidden_size, width, bias=False)
@@ -128,7 +144,7 @@ class GroupedLightningAttention(nn.Module):
             q, k = self.query_layernorm(q), self.key_layernorm(k)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        g = -self.slopes.to(q.device, q.dtype).expand(len(q), -1)
+        g = self._decays.like(q).expand(len(q), -1)
         return DecayInputs(q * self.shape.head_dim**-0.5, k, v, g)
 
     def output(self, mixed: Tensor, projected: Projected) -> Tensor:

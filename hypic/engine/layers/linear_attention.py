@@ -7,15 +7,15 @@ that a fresh entry and a stored one answer alike.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hypic.engine.affine import Affine, exclusive_scan, fold, identity
 from hypic.engine.batch import Batch, ScanPlan
+from hypic.engine.layers import linear_kernels
+from hypic.engine.layers.chunks import chunked
 from hypic.engine.layers.rotary import Angles, move
 from hypic.engine.linear import LinearFamily
 from hypic.engine.pool import Pool
@@ -46,6 +46,8 @@ def mix(
 ) -> Tensor:
     """Run linear layer number ``layer`` on ``hidden [N, hidden]``; ``angles`` of tokens and ``moves`` of interiors are
     for rotary keys only."""
+    if batch.kernels is not None:
+        return linear_kernels.mix(mixer, mixer.project(hidden), batch, pool, layer, angles, moves)
     projected = mixer.convolve(mixer.project(hidden), batch, pool, layer)
     x = mixer.inputs(projected, angles)
     mixed = _step(mixer, x, batch, pool, layer) if batch.is_decode else _scan(mixer, x, batch, pool, layer, moves)
@@ -53,15 +55,17 @@ def mix(
 
 
 def _step(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int) -> Tensor:
-    states = pool.states[layer]
-    mixed, after = mixer.family.step(x, states.index_select(0, batch.scan.initial_slots))
-    states.index_copy_(0, batch.scan.write_slots, after)
+    plan, states = batch.scan, pool.states[layer]
+    assert plan is not None, "a step without kernels has a plan of its scans"
+    mixed, after = mixer.family.step(x, states.index_select(0, plan.initial_slots))
+    states.index_copy_(0, plan.write_slots, after)
     return mixed
 
 
 def _scan(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int, moves: Angles | None) -> Tensor:
     plan, stored = batch.scan, pool.states[layer]
-    lifted = mixer.family.lift(_chunked(x, plan.chunks))
+    assert plan is not None, "a step without kernels has a plan of its scans"
+    lifted = mixer.family.lift(chunked(x, plan.chunks))
     if plan.folds.num_places:
         _write_folds(lifted.maps, plan, pool, layer)
     maps = _in_places(mixer, lifted.maps, plan, pool, layer, moves)
@@ -69,17 +73,6 @@ def _scan(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int, moves: Ang
     stored.index_copy_(0, plan.write_slots, states.index_select(0, plan.write_places))
     outputs = lifted.read(states.index_select(0, plan.chunk_places))
     return outputs.transpose(1, 2).flatten(0, 1).index_select(0, plan.token_chunks)
-
-
-def _chunked(x: Any, chunks: Tensor) -> Any:
-    """Inputs by token, ``[N, H, ...]``, to inputs by chunk, ``[M, H, C, ...]``, zero where padded."""
-
-    def regroup(tensor: Tensor) -> Tensor:
-        padded = F.pad(tensor, (0, 0) * (tensor.ndim - 1) + (0, 1))
-        picked = padded.index_select(0, chunks.view(-1))
-        return picked.view(*chunks.shape, *tensor.shape[1:]).transpose(1, 2).contiguous()
-
-    return type(x)(**{f.name: regroup(getattr(x, f.name)) for f in fields(x)})
 
 
 def _write_folds(maps: Affine, plan: ScanPlan, pool: Pool, layer: int) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypic.engine.layers.norm import by_kernel
+from hypic_kernels import pointwise
+
 
 class SwiGLU(nn.Module):
     """``down(silu(gate(x)) * up(x))``, without biases."""
@@ -16,5 +19,10 @@ class SwiGLU(nn.Module):
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
         return out
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """``silu(gate) * up``, ``[N, size]``."""
+    return pointwise.silu_mul(gate, up) if by_kernel(gate) else F.silu(gate) * up

@@ -2,7 +2,7 @@
 
 Routers say which experts a token goes to and with what weight; experts do the work; a shared expert sees every token
 (DeepSeekMoE, arXiv 2401.06066). Tokens are sorted by expert. On CUDA in bf16 all experts are one grouped matrix
-product, which asks nothing of the host; elsewhere the experts that were hit are run in turn.
+product between kernels of ours, which asks nothing of the host; elsewhere the experts that were hit are run in turn.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hypic.engine.layers.mlp import SwiGLU
+from hypic.engine.layers.mlp import SwiGLU, gated
 from hypic.engine.layers.norm import upcast
+from hypic_kernels import experts as kernels
 
 GroupedProduct = Callable[..., Tensor]
 
@@ -55,7 +56,7 @@ class Experts(nn.Module):
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
         offsets = ends.to(torch.int32)
         gate, up = product(rows, self.gate_up_proj.mT, offs=offsets).chunk(2, dim=-1)
-        return product(F.silu(gate) * up, self.down_proj.mT, offs=offsets)
+        return product(gated(gate, up), self.down_proj.mT, offs=offsets)
 
     def run_in_turn(self, rows: Tensor, ends: Tensor) -> Tensor:
         made, start = [rows[:0]], 0
@@ -96,7 +97,10 @@ class SoftmaxRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x [N, hidden]`` -> weights and experts ``[N, k]``, weights at least fp32."""
-        weights, chosen = upcast(F.linear(x, self.weight)).softmax(dim=-1).topk(self.top_k, dim=-1)
+        logits = F.linear(x, self.weight)
+        if x.is_cuda:
+            return kernels.route(logits, self.top_k, renormalise=self.renormalise)
+        weights, chosen = upcast(logits).softmax(dim=-1).topk(self.top_k, dim=-1)
         return (weights / weights.sum(dim=-1, keepdim=True) if self.renormalise else weights), chosen
 
 
@@ -165,6 +169,9 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, hidden]`` -> ``[N, hidden]``."""
+        product = grouped_product() if self.experts.can_group(x) else None
+        if product is not None:
+            return self._grouped(x, product)
         out: Tensor = self.experts(x, *self.gate(x))
         if self.shared_expert is None:
             return out
@@ -172,6 +179,14 @@ class MoE(nn.Module):
         if self.shared_expert_gate is not None:
             shared = shared * self.shared_expert_gate(x).sigmoid()
         return out + shared
+
+    def _grouped(self, x: Tensor, product: GroupedProduct) -> Tensor:
+        weights, chosen = self.gate(x)
+        rows, places, ends = kernels.scatter(x, chosen.to(torch.int32), len(self.experts.down_proj))
+        made = self.experts.run_grouped(rows, ends, product)
+        shared = None if self.shared_expert is None else self.shared_expert(x)
+        gate = None if self.shared_expert_gate is None else self.shared_expert_gate.weight[0]
+        return kernels.combine(made, places, weights, shared=shared, x=None if gate is None else x, gate=gate)
 
 
 class SoftmaxMoE(MoE):

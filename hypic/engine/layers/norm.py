@@ -6,10 +6,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypic_kernels import pointwise
+
 
 def upcast(x: Tensor) -> Tensor:
     """At least fp32."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def by_kernel(x: Tensor) -> bool:
+    """Whether one kernel does what several operations of torch would: on a GPU, where nothing is trained."""
+    return x.is_cuda and x.dtype != torch.float64 and not torch.is_grad_enabled()
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
@@ -33,8 +40,21 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(size) if zero_centred else torch.ones(size))
 
     def forward(self, x: Tensor) -> Tensor:
+        if by_kernel(x):
+            rows = x.reshape(-1, x.shape[-1])
+            return self._by_kernel(rows, None)[0].view(x.shape)
         weight = upcast(self.weight)
         return (rms(x, self.eps) * (1.0 + weight if self.zero_centred else weight)).to(x.dtype)
+
+    def after(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of ``x + added``, both ``[N, size]``, and that sum."""
+        if by_kernel(x):
+            return self._by_kernel(added, x)
+        total = x + added
+        return self(total), total
+
+    def _by_kernel(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        return pointwise.add_rms_norm(x, residual, self.weight, eps=self.eps, is_zero_centred=self.zero_centred)
 
 
 class GatedRMSNorm(nn.Module):

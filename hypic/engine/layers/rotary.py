@@ -84,11 +84,22 @@ class Rotary(nn.Module):
         self.frequencies = plain if yarn is None else yarn.stretch(plain, theta)
         self.scale = 1.0 if yarn is None else yarn.scale
         self._table: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._scaled: dict[tuple[torch.device, torch.dtype], Angles] = {}
 
     def forward(self, positions: Tensor, longest: int, dtype: torch.dtype) -> Angles:
         """Angles of ``positions [N]``, all below ``longest``, with YaRN's attention factor."""
         angles = self.moves(positions, longest, dtype)
         return angles if self.scale == 1.0 else Angles(angles.cos * self.scale, angles.sin * self.scale)
+
+    def table(self, longest: int, device: torch.device, dtype: torch.dtype) -> Angles:
+        """Angles of all positions below ``longest`` and some more, with YaRN's attention factor."""
+        cos, sin = self._rows(longest, device, dtype).unbind(0)
+        if self.scale == 1.0:
+            return Angles(cos, sin)
+        kept = self._scaled.get((device, dtype))
+        if kept is None or len(kept.cos) != len(cos):
+            kept = self._scaled[device, dtype] = Angles(cos * self.scale, sin * self.scale)
+        return kept
 
     def moves(self, distances: Tensor, longest: int, dtype: torch.dtype) -> Angles:
         """Rotations by ``distances [N]``, for what is in place already: without the attention factor."""

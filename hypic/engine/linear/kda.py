@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hypic.engine.affine import Affine
 from hypic.engine.linear import Lifted
+from hypic.engine.linear.delta import assembled, corrected, delta_step
 from hypic.engine.linear.gla import decayed_scores, gates_after
 
 
@@ -38,20 +38,12 @@ class KDA:
     has_channel_gate = True
 
     def lift(self, x: KDAInputs) -> Lifted:
-        running = x.g.cumsum(-2)
-        growth, size = running.exp(), x.v.shape[-1]
-        seen, couplings = decayed_scores(torch.stack([x.q, x.k]), x.k, x.g)
+        growth = x.g.cumsum(-2).exp()
+        scores, couplings = decayed_scores(torch.stack([x.q, x.k]), x.k, x.g)
         sides = torch.cat([x.v, x.k * growth], dim=-1) * x.beta[..., None]
-        couplings = couplings * x.beta[..., None]
-        corrected = torch.linalg.solve_triangular(couplings, sides, upper=False, unitriangular=True)
-        carried = (x.k * gates_after(x.g).exp()).mT @ corrected
-        offset = seen @ corrected
-        transition = torch.diag_embed(growth[..., -1, :]) - carried[..., size:]
-        maps = Affine(transition, carried[..., :size])
-        return Lifted(maps, x.q * growth - offset[..., size:], offset[..., :size])
+        both = corrected(couplings * x.beta[..., None], sides)
+        carried = (x.k * gates_after(x.g).exp()).mT @ both
+        return assembled(torch.diag_embed(growth[..., -1, :]), carried, x.q * growth, scores @ both)
 
     def step(self, x: KDAInputs, state: Tensor) -> tuple[Tensor, Tensor]:
-        state = state * x.g.exp()[..., None]
-        correction = x.beta[..., None] * (x.v - (x.k[..., None, :] @ state)[..., 0, :])
-        state = state + x.k[..., :, None] * correction[..., None, :]
-        return (x.q[..., None, :] @ state)[..., 0, :], state
+        return delta_step(x.q, x.k, x.v, x.beta, state * x.g.exp()[..., None])

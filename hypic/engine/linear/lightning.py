@@ -1,8 +1,9 @@
-"""Decayed linear attention with one decay a head (Lightning, arXiv 2401.04658; RetNet, arXiv 2307.08621).
+"""Decayed linear attention with one decay a head (Lightning, arXiv 2401.04658).
 
-``S_t = a_t S_{t-1} + k_t v_t^T``, ``o_t = S_t^T q_t``, with ``a_t = exp(g_t)``; Lightning and RetNet have a constant
-``g`` per head and layer, which the layer supplies. Keys may be rotary: a moved end state is then rotated along its
-key axis, a transition is not (``hypic.engine.layers.rotary``).
+``S_t = a_t S_{t-1} + k_t v_t^T``, ``o_t = S_t^T q_t``, with ``a_t = exp(g_t)``. Lightning has a constant ``g`` per head
+and layer, which the layer supplies; ``retnet`` has other constants, and ``simple_gla`` one that depends on the token.
+Keys may be rotary: a moved end state is then rotated along its key axis, a transition is not
+(``hypic.engine.layers.rotary``).
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden_size, eps)
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        hidden = step.kept(hidden) + run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        mixed = run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
+        normed, hidden = self.post_attention_layernorm.after(step.kept(hidden), mixed)
+        out: Tensor = hidden + self.mlp(normed)
         return out
 
 

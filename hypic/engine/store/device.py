@@ -1,17 +1,17 @@
-"""The device tier: entries that live in the pool, evicted least recently used, never while pinned.
+"""The device tier: entries that live in the pool, evicted by value (``eviction.py``), never while pinned.
 
-Entries that no request uses stand in one ordered table, oldest first; a pinned entry is taken out of it and returns as
-the youngest. So the oldest evictable entry is found at once, and nothing ever scans all entries.
+Pages and slots run short apart from each other, so idle entries are ranked once for each: where states are short an
+entry is worth its tokens, where pages are short its tokens a page. Nothing ever scans all entries.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hypic.engine.pool import Need, Pool
 from hypic.engine.segment import CachedSegment
+from hypic.engine.store.eviction import Ranking
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,18 @@ class StoreStats:
 
 
 class DeviceStore:
-    """Entries by key; ``budget_bytes`` caps what unpinned entries may hold (``None``: the whole pool)."""
+    """Entries by key; ``budget_bytes`` caps what unpinned entries may hold (``None``: the whole pool).
+
+    ``leaving`` is told of every entry that is evicted, while it still holds what it held.
+    """
 
     def __init__(self, pool: Pool, budget_bytes: int | None) -> None:
         self.pool, self.budget_bytes = pool, budget_bytes
-        self._idle: OrderedDict[bytes, CachedSegment] = OrderedDict()
+        self.leaving: Callable[[CachedSegment], None] | None = None
+        self._idle: dict[bytes, CachedSegment] = {}
         self._pinned: dict[bytes, CachedSegment] = {}
-        self._idle_bytes = 0
+        self._rankings = {short: Ranking() for short in ("bytes", "pages", "states", "transitions")}
+        self._idle_bytes = self._idle_pages = 0
         self._counts = dict.fromkeys(("hits", "misses", "stored", "evictions"), 0)
 
     def __contains__(self, key: bytes) -> bool:
@@ -46,7 +51,7 @@ class DeviceStore:
 
     def get(self, key: bytes, ids: tuple[int, ...]) -> CachedSegment | None:
         """The entry of ``key``, if its token ids are ``ids``; not pinned yet, and not counted."""
-        entry = self._pinned.get(key) or self._idle.get(key)
+        entry = self.find(key)
         return entry if entry is not None and entry.ids == ids else None
 
     def find(self, key: bytes) -> CachedSegment | None:
@@ -58,44 +63,59 @@ class DeviceStore:
         self._counts["hits"] += hits
         self._counts["misses"] += misses
 
-    def put(self, entry: CachedSegment) -> None:
+    def put(self, entry: CachedSegment, is_new: bool = True) -> None:
         """Take over an entry's pages and slots. A key that is there already keeps its first entry."""
-        if entry.key in self:
+        if entry.is_forgotten and entry.pins:
+            return  # goes with its last user
+        if entry.is_forgotten or entry.key in self:
             self.release(entry)
             return
-        self._counts["stored"] += 1
+        self._counts["stored"] += is_new
         if entry.pins:
             self._pinned[entry.key] = entry
             return
         self._rest(entry)
 
     def pin(self, entry: CachedSegment) -> None:
-        """Keep an entry from being evicted until ``unpin``."""
-        if entry.pins == 0 and self._idle.pop(entry.key, None) is not None:
-            self._idle_bytes -= entry.num_bytes
+        """Keep an entry from being evicted until ``unpin``; it counts as a use."""
+        if entry.pins == 0 and self._take(entry.key) is not None:
             self._pinned[entry.key] = entry
         entry.pins += 1
+        entry.uses += 1
 
-    def unpin(self, entry: CachedSegment) -> None:
+    def unpin(self, entry: CachedSegment, is_use: bool = True) -> None:
+        """``is_use=False`` takes back that the pin was one."""
         assert entry.pins > 0, "an entry is unpinned more often than pinned"
         entry.pins -= 1
-        if entry.pins == 0 and self._pinned.pop(entry.key, None) is not None:
+        entry.uses -= 0 if is_use else 1
+        if entry.pins == 0 and entry.is_forgotten:
+            self.release(entry)
+        elif entry.pins == 0 and self._pinned.pop(entry.key, None) is not None:
             self._rest(entry)
 
     def make_room(self, need: Need) -> bool:
-        """Evict, oldest first, until the pool can meet ``need``; whether it can."""
-        while self.pool.lacks(need) and self._evict():
-            pass
-        return not self.pool.lacks(need)
+        """Evict, least value first, until the pool can meet ``need``; whether it can. Evicts nothing for what it
+        cannot reach anyway."""
+        if not self._could_make(need):
+            return False
+        while (short := self._short_of(need)) is not None:
+            if not self._evict(short):
+                return False
+        return True
 
     def remove(self, key: bytes) -> bool:
         """Forget an entry that nobody uses; whether there was one."""
-        entry = self._idle.pop(key, None)
+        entry = self._take(key)
         if entry is None:
             return False
-        self._idle_bytes -= entry.num_bytes
         self.release(entry)
         return True
+
+    def forget(self, entry: CachedSegment) -> None:
+        """Find an entry no more; requests that use it right now keep it to their end."""
+        if not self.remove(entry.key):
+            self._pinned.pop(entry.key, None)
+            entry.is_forgotten = True
 
     def clear(self) -> int:
         """Forget all entries that nobody uses; how many."""
@@ -114,17 +134,55 @@ class DeviceStore:
         entries = len(self._idle) + len(self._pinned)
         return StoreStats(entries, len(self._pinned), held, self.budget_bytes, **self._counts)
 
+    # -- steps of the above ------------------------------------------------------------------------------------------
+
+    def _could_make(self, need: Need) -> bool:
+        """Whether evicting everything idle could do; shared pages may still make it too little."""
+        free = self.pool.free
+        idle = Need(self._idle_pages, len(self._rankings["states"]), len(self._rankings["transitions"]))
+        most = free + idle
+        return need.pages <= most.pages and need.states <= most.states and need.transitions <= most.transitions
+
+    def _short_of(self, need: Need) -> str | None:
+        free = self.pool.free
+        wanting = {
+            "transitions": need.transitions > free.transitions,
+            "states": need.states > free.states,
+            "pages": need.pages > free.pages,
+        }
+        return next((name for name, is_short in wanting.items() if is_short), None)
+
     def _rest(self, entry: CachedSegment) -> None:
         self._idle[entry.key] = entry
         self._idle_bytes += entry.num_bytes
-        while self.budget_bytes is not None and self._idle_bytes > self.budget_bytes and self._evict():
+        self._idle_pages += len(entry.pages)
+        slots = {"states": 1, "transitions": 0 if entry.is_snapshot else 1}
+        sizes = {"bytes": entry.num_bytes, "pages": len(entry.pages), **slots}
+        for short, size in sizes.items():
+            if size:
+                self._rankings[short].add(entry.key, 1 + entry.uses, entry.num_saved, size)
+        while self.budget_bytes is not None and self._idle_bytes > self.budget_bytes and self._evict("bytes"):
             pass
 
-    def _evict(self) -> bool:
-        if not self._idle:
-            return False
-        key, entry = self._idle.popitem(last=False)
+    def _take(self, key: bytes) -> CachedSegment | None:
+        """An idle entry, no longer idle."""
+        entry = self._idle.pop(key, None)
+        if entry is None:
+            return None
         self._idle_bytes -= entry.num_bytes
+        self._idle_pages -= len(entry.pages)
+        for ranking in self._rankings.values():
+            ranking.discard(key)
+        return entry
+
+    def _evict(self, short: str) -> bool:
+        key = self._rankings[short].pop()
+        if key is None:
+            return False
+        entry = self._take(key)
+        assert entry is not None, "only idle entries are ranked"
         self._counts["evictions"] += 1
+        if self.leaving is not None:
+            self.leaving(entry)
         self.release(entry)
         return True

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from hypic.engine.segment import Label, label_of
 from hypic.types import Segment
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One way in which a text was encoded."""
+    """One way in which a text was encoded, and for whom first."""
 
     key: bytes
     seam: int
-    namespace: str | None
+    label: Label
+
+    @property
+    def namespace(self) -> str | None:
+        return self.label.namespace
 
 
 class History:
@@ -26,32 +33,46 @@ class History:
     def __init__(self, capacity: int = 20_000) -> None:
         self.capacity = capacity
         self._texts: OrderedDict[bytes, tuple[Seen, ...]] = OrderedDict()
-        self._names: OrderedDict[tuple[str | None, str], str] = OrderedDict()
-        self._entries: OrderedDict[tuple[str | None, str], bytes] = OrderedDict()
+        # Names are a namespace's own: what another one calls so is nobody else's business.
+        self._names: OrderedDict[Label, str] = OrderedDict()
+        self._entries: OrderedDict[Label, bytes] = OrderedDict()
 
     def note(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> None:
         """A segment was encoded."""
         content = _content(ids)
         before = tuple(seen for seen in self._texts.pop(content, ()) if seen.key != key)
-        self._texts[content] = (*before, Seen(key, seam, segment.namespace))
+        self._texts[content] = (*before, Seen(key, seam, label_of(segment)))
         if segment.name is not None:
-            self._names.pop((segment.source, segment.name), None)
-            self._names[segment.source, segment.name] = segment.text
+            self._names.pop(label_of(segment), None)
+            self._names[label_of(segment)] = segment.text
         for table in (self._texts, self._names):
             while len(table) > self.capacity:
                 table.popitem(last=False)
 
-    def stored(self, name: str | None, source: str | None, key: bytes) -> None:
+    def stored(self, label: Label, key: bytes) -> None:
         """A segment's entry is in the store."""
-        if name is not None:
-            self._entries.pop((source, name), None)
-            self._entries[source, name] = key
+        if label.name is not None:
+            self._entries.pop(label, None)
+            self._entries[label] = key
             while len(self._entries) > self.capacity:
                 self._entries.popitem(last=False)
 
     def previous(self, segment: Segment) -> bytes | None:
         """The key that was stored last under a segment's name."""
-        return None if segment.name is None else self._entries.get((segment.source, segment.name))
+        return None if segment.name is None else self._entries.get(label_of(segment))
+
+    def forget(self, fits: Callable[[set[Label]], bool]) -> None:
+        """Drop what is known under labels that fit."""
+        for content, before in list(self._texts.items()):
+            kept = tuple(seen for seen in before if not fits({seen.label}))
+            if not kept:
+                del self._texts[content]
+            elif kept != before:
+                self._texts[content] = kept
+        tables: tuple[OrderedDict[Label, Any], ...] = (self._names, self._entries)
+        for table in tables:
+            for label in [label for label in table if fits({label})]:
+                del table[label]
 
     def reason(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> str:
         """Why ``key`` has no entry."""
@@ -66,7 +87,7 @@ class History:
         return "other namespace" if (False, True) in differing else "other seam"
 
     def _other_text(self, segment: Segment) -> str:
-        known = None if segment.name is None else self._names.get((segment.source, segment.name))
+        known = None if segment.name is None else self._names.get(label_of(segment))
         if known is None or known == segment.text:
             return ""
         shorter = min(len(known), len(segment.text))

@@ -102,9 +102,7 @@ class HypicLLM(EngineOptions):
         return as_completion(await call.aanswer(request))
 
     @llm_completion_callback()
-    async def astream_complete(
-        self, prompt: str, formatted: bool = False, **kwargs: Any
-    ) -> CompletionResponseAsyncGen:
+    async def astream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseAsyncGen:
         """``stream_complete`` for event loops."""
         call, request = await asyncio.to_thread(self._flat_request, prompt, formatted, kwargs)
         return call.astream(request, as_completion)

@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 
 from hypic.errors import UnsupportedModel
 from hypic.integrations.remote.connection import Connection
-from hypic.integrations.remote.wire import Answer, policy_fields, report_of, request
+from hypic.integrations.remote.wire import Answer, entry_of, forgotten_of, policy_fields, report_of, request
 from hypic.registry import Registry
-from hypic.types import CacheReport, Completion, Policy, PromptLike, SamplingParams, Segment
+from hypic.types import CachedEntry, CacheReport, Completion, Forgotten, Policy, PromptLike, SamplingParams, Segment
 
 _SEGMENTS = "/hypic/segments"
 _WARM_AT_ONCE = 32
@@ -137,16 +137,28 @@ class RemoteEngine:
                 progress(len(reports), len(segments))
         return reports
 
-    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
-        """Has the server drop idle entries; how many. Needs the server's admin key, where it has one."""
-        labels = {"source": source, "name": name, "namespace": namespace}
-        given = {key: value for key, value in labels.items() if value is not None}
-        query = urlencode(given or {"everything": "true"})
-        if given:
+    def entries(self) -> list[CachedEntry]:
+        """What the server has cached. Needs its admin key, where it has one."""
+        return [entry_of(row) for row in self._connection.ask("GET", "/hypic/entries")["data"]]
+
+    def pin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        """Has the server keep what is cached of the texts that match all of what is given; how many entries."""
+        query = _query(source, name, namespace)
+        return int(self._connection.ask("PUT", f"{_SEGMENTS}/pin?{query}")["num_changed"])
+
+    def unpin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        """Lets entries be evicted again; how many."""
+        query = _query(source, name, namespace)
+        return int(self._connection.ask("PUT", f"{_SEGMENTS}/pin?{query}&pinned=false")["num_changed"])
+
+    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
+        """Has the server forget texts; how much of what went. Needs the server's admin key, where it has one."""
+        query = _query(source, name, namespace)
+        if not (source is name is namespace is None):
             self.registry.forget(source=source, name=name, namespace=namespace)
         else:
             self.registry.clear()
-        return int(self._connection.ask("DELETE", f"{_SEGMENTS}?{query}")["num_forgotten"])
+        return forgotten_of(self._connection.ask("DELETE", f"{_SEGMENTS}?{query}"))
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text as data."""
@@ -206,3 +218,10 @@ class RemoteEngine:
     ) -> tuple[str, dict[str, Any]]:
         path, body = request(prompt, sampling, policy, tools, chat_template_kwargs, self.namespace)
         return path, body if self.model is None else {**body, "model": self.model}
+
+
+def _query(source: str | None, name: str | None, namespace: str | None) -> str:
+    """Labels as the server's administration takes them; none stand for everything."""
+    labels = {"source": source, "name": name, "namespace": namespace}
+    given = {label: text for label, text in labels.items() if text is not None}
+    return urlencode(given or {"everything": "true"})

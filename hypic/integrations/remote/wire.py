@@ -19,8 +19,10 @@ from hypic.errors import (
     WorkerLost,
 )
 from hypic.types import (
+    CachedEntry,
     CacheReport,
     Completion,
+    Forgotten,
     Policy,
     Prompt,
     PromptLike,
@@ -56,6 +58,8 @@ def request(
     namespace: str | None,
 ) -> tuple[str, dict[str, Any]]:
     """The address of a request within the server, and its body: what the caller said and nothing less."""
+    if isinstance(prompt, Prompt) and prompt.namespace is not None:
+        namespace = prompt.namespace
     options = {"namespace": namespace, "split_flat": False, "parse": "reasoning", "return_tokens": True}
     body: dict[str, Any] = {"stream": True, "hypic": {**options, **policy_fields(policy)}}
     settings = _sampling(sampling or SamplingParams())
@@ -183,6 +187,18 @@ def report_of(told: Mapping[str, Any]) -> CacheReport:
     segments = tuple(SegmentReport(**segment) for segment in known.pop("segments", ()))
     notes, policy = tuple(known.pop("notes", ())), Policy(**known.pop("policy", {}))
     return CacheReport(segments=segments, notes=notes, policy=policy, **known)
+
+
+def forgotten_of(told: Mapping[str, Any]) -> Forgotten:
+    """What the server forgot; counts that it does not tell are 0."""
+    return Forgotten(**{f.name: int(told[f.name]) for f in fields(Forgotten) if f.name in told})
+
+
+def entry_of(told: Mapping[str, Any]) -> CachedEntry:
+    """One entry as the server lists it."""
+    known = {f.name: told[f.name] for f in fields(CachedEntry) if f.name in told}
+    labels = tuple((name, source) for name, source in known.pop("labels", ()))
+    return CachedEntry(labels=labels, namespaces=tuple(known.pop("namespaces", ())), **known)
 
 
 def error_of(told: Mapping[str, Any], status: int) -> HypicError:

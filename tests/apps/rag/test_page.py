@@ -221,7 +221,7 @@ def test_measuring_tells_three_arms_and_leaves_the_cache_alone(page: Page, llm: 
     assert arms["full"]["reused_tokens"] == 0 and arms["cold"]["num_hits"] == 0
     assert arms["warm"]["num_hits"] == 2 and arms["warm"]["computed_tokens"] < arms["full"]["computed_tokens"]
     # Heads of live text may stay, of which nobody asks by namespace; passages do not.
-    assert llm.forget(namespace="measuring") == 0
+    assert llm.forget(namespace="measuring").num_cached == 0
     assert page.ask("What do employees receive?")[-1]["num_hits"] == 2, "the real passages are still there"
     assert llm.stats()["store"]["num_entries"] >= before
     assert "no longer there" in problem(page.last("POST", "/api/measure", json={**asked, "turn": 9}))

@@ -10,7 +10,17 @@ from typing import Any
 from hypic.config import EngineConfig
 from hypic.engine.plan import Piece
 from hypic.errors import HypicError
-from hypic.types import CacheReport, Completion, Policy, PromptLike, SamplingParams, Segment, SegmentReport
+from hypic.types import (
+    CachedEntry,
+    CacheReport,
+    Completion,
+    Forgotten,
+    Policy,
+    PromptLike,
+    SamplingParams,
+    Segment,
+    SegmentReport,
+)
 from tests.integrations.scripted import ScriptedEngine
 
 STATS: Mapping[str, Any] = {
@@ -51,6 +61,7 @@ class ServedScript(ScriptedEngine):
     dead: HypicError | None = None
     warmed: list[Segment] = field(default_factory=list)
     forgotten: list[dict[str, str | None]] = field(default_factory=list)
+    pinned: list[tuple[str | None, bool]] = field(default_factory=list)
 
     async def astream(
         self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Any
@@ -75,8 +86,19 @@ class ServedScript(ScriptedEngine):
             for s in segments
         ]
 
-    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
         self.forgotten.append({"source": source, "name": name, "namespace": namespace})
+        return Forgotten(1)
+
+    def entries(self) -> list[CachedEntry]:
+        return [CachedEntry("00", "segment", "device", 40, 4096, (("a.md", None),))]
+
+    def pin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        self.pinned.append((name, True))
+        return 1
+
+    def unpin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        self.pinned.append((name, False))
         return 1
 
     def stats(self) -> dict[str, Any]:

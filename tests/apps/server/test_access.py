@@ -46,7 +46,9 @@ def test_who_may_do_what(settings: dict[str, Any], key: str | None, expected: tu
         assert client.post(CHAT, json=hello()).status_code == use
         assert client.get("/v1/models").status_code == use
         assert client.post(SEGMENTS, json=body).status_code == warm
-        for method, path in (("GET", "/metrics"), ("GET", SEGMENTS), ("DELETE", f"{SEGMENTS}?name=x")):
+        guarded = [("GET", "/metrics"), ("GET", SEGMENTS), ("GET", "/v1/hypic/entries")]
+        guarded += [("PUT", f"{SEGMENTS}/pin?name=x"), ("DELETE", f"{SEGMENTS}?name=x")]
+        for method, path in guarded:
             assert client.request(method, path).status_code == admin
         assert client.get("/health").status_code == client.get("/ready").status_code == 200
 

@@ -237,9 +237,7 @@ def test_the_example_runs(server: Process, capsys: pytest.CaptureFixture[str]) -
 def test_many_at_once(server: Process) -> None:
     async def answers() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=server.url, api_key="none") as client:
-            return await asyncio.gather(
-                *(ask(client, parts(*PASSAGES[n % 3 :]), max_tokens=6) for n in range(12))
-            )
+            return await asyncio.gather(*(ask(client, parts(*PASSAGES[n % 3 :]), max_tokens=6) for n in range(12)))
 
     texts = [answer.choices[0].message.content for answer in asyncio.run(answers())]
     assert all(texts[n] == texts[n % 3] for n in range(12)) and len(set(texts)) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import httpx
 import pytest
 
 from hypic.errors import StoreFull
-from hypic.types import Prompt
+from hypic.types import CacheReport, Prompt, SegmentReport
+from hypic_apps.server.wire import told_to
 from tests.apps.server.scripted import ServedScript
 from tests.apps.server.serving import Process, until
 from tests.apps.server.test_wire import CHAT, TEXT, serving
@@ -71,6 +73,25 @@ def test_listing_and_forgetting(http: httpx.Client) -> None:
     assert http.get(SEGMENTS, params={"source": "list.md"}).json()["data"] == []
     assert http.post(CHAT, json=chat).json()["hypic"]["segments"] == []
     assert http.delete(SEGMENTS).status_code == 400
+
+
+def test_entries_are_listed_and_pinned(http: httpx.Client) -> None:
+    text = "The weir above the mill was built by the three brothers, who took its stones from the old bridge."
+    http.post(SEGMENTS, json={"segments": [{"text": text, "name": "weir", "ttl_s": 3600.0}]})
+    (entry,) = [e for e in http.get("/v1/hypic/entries").json()["data"] if ["weir", None] in e["labels"]]
+    assert entry["kind"] == "segment" and entry["num_bytes"] > 0 and not entry["is_pinned"]
+    assert 0 < entry["expires_s"] - time.time() <= 3600 and text not in str(entry)
+    assert http.put(f"{SEGMENTS}/pin", params={"name": "weir"}).json()["num_changed"] == 1
+    assert any(e["is_pinned"] for e in http.get("/v1/hypic/entries").json()["data"])
+    assert http.put(f"{SEGMENTS}/pin", params={"name": "weir", "pinned": "false"}).json()["num_changed"] == 1
+    assert http.put(f"{SEGMENTS}/pin").status_code == 400
+
+
+def test_a_tenant_is_not_told_what_another_one_has(http: httpx.Client) -> None:
+    """What the engine knows of other namespaces stays on the server; without keys nothing is hidden."""
+    report = CacheReport((SegmentReport("document", "a", None, "encoded", 40, reason="other namespace"),))
+    assert [s.reason for s in told_to("key-1", report).segments] == ["first time"]
+    assert told_to(None, report) == report
 
 
 def test_segments_need_not_be_waited_for(http: httpx.Client) -> None:

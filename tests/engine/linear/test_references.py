@@ -1,4 +1,4 @@
-"""Mamba-2, GLA and KDA against their definitions, written out token by token in float64 with whole matrices.
+"""Every family against its definition, written out token by token in float64 with whole matrices.
 
 Nothing here is shared with the families: every token's transition is a matrix, multiplied as it stands, and the state
 of Mamba-2 lies the other way round, as its paper has it.
@@ -6,18 +6,25 @@ of Mamba-2 lies the other way round, as its paper has it.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from hypic.engine import linear
 from hypic.engine.affine import Affine, identity
+from hypic.engine.linear.delta import DeltaInputs, GatedDelta, corrected
+from hypic.engine.linear.delta_net import DeltaNet, DeltaNetInputs
 from hypic.engine.linear.gla import GLA, GLAInputs, decayed_scores
 from hypic.engine.linear.kda import KDA, KDAInputs
+from hypic.engine.linear.lightning import DecayInputs, Lightning
 from hypic.engine.linear.mamba2 import Mamba2, Mamba2Inputs
+from hypic.engine.linear.retnet import RetNet, RetNetInputs, retention_gates
+from hypic.engine.linear.simple_gla import SimpleGLA, SimpleGLAInputs
 
 F64 = torch.float64
 CHUNKS, HEADS, GROUPS, K, V = 2, 4, 2, 8, 5
@@ -35,8 +42,15 @@ class Text:
     beta: Tensor
 
 
-def text(num_tokens: int, slowest: float = 0.0, fastest: float = 0.1, seed: int = 0) -> Text:
-    """Gates between ``-slowest`` and ``-fastest``."""
+def text(
+    num_tokens: int,
+    slowest: float = 0.0,
+    fastest: float = 0.1,
+    seed: int = 0,
+    strength: float = 1.0,
+    sizes: tuple[int, int] = (K, V),
+) -> Text:
+    """Gates between ``-slowest`` and ``-fastest``, betas below ``strength``; ``sizes`` of keys and values."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -45,10 +59,11 @@ def text(num_tokens: int, slowest: float = 0.0, fastest: float = 0.1, seed: int 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(CHUNKS, *shape, generator=generator, dtype=F64)
 
-    k = torch.nn.functional.normalize(normal(HEADS, num_tokens, K), dim=-1)
-    g = -slowest - (fastest - slowest) * uniform(HEADS, num_tokens, K)
-    q, v = normal(HEADS, num_tokens, K), normal(HEADS, num_tokens, V)
-    return Text(q, k, v, g, uniform(HEADS, num_tokens))
+    key, value = sizes
+    k = torch.nn.functional.normalize(normal(HEADS, num_tokens, key), dim=-1)
+    g = -slowest - (fastest - slowest) * uniform(HEADS, num_tokens, key)
+    q, v = normal(HEADS, num_tokens, key), normal(HEADS, num_tokens, value)
+    return Text(q, k, v, g, strength * uniform(HEADS, num_tokens))
 
 
 # -- definitions -----------------------------------------------------------------------------------------------------
@@ -68,8 +83,39 @@ def kda_by_token(x: Text, state: Tensor) -> tuple[Tensor, Tensor]:
     outputs = []
     for t in range(x.q.shape[2]):
         k, beta = x.k[:, :, t], x.beta[:, :, t, None, None]
-        transition = (torch.eye(K, dtype=F64) - beta * _outer(k, k)) @ torch.diag_embed(x.g[:, :, t].exp())
+        transition = (torch.eye(k.shape[-1], dtype=F64) - beta * _outer(k, k)) @ torch.diag_embed(x.g[:, :, t].exp())
         state = transition @ state + beta * _outer(k, x.v[:, :, t])
+        outputs.append(_read(x.q[:, :, t], state))
+    return torch.stack(outputs, dim=2), state
+
+
+def delta_by_token(x: Text, state: Tensor) -> tuple[Tensor, Tensor]:
+    """``S_t = exp(g_t) (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T``, one gate a head."""
+    outputs = []
+    for t in range(x.q.shape[2]):
+        k, beta = x.k[:, :, t], x.beta[:, :, t, None, None]
+        transition = x.g[:, :, t, :1, None].exp() * (torch.eye(k.shape[-1], dtype=F64) - beta * _outer(k, k))
+        state = transition @ state + beta * _outer(k, x.v[:, :, t])
+        outputs.append(_read(x.q[:, :, t], state))
+    return torch.stack(outputs, dim=2), state
+
+
+def delta_net_by_token(x: Text, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The same without a gate."""
+    return delta_by_token(replace(x, g=torch.zeros_like(x.g)), state)
+
+
+def decay_by_token(x: Text, state: Tensor) -> tuple[Tensor, Tensor]:
+    """``S_t = exp(g_t) S_{t-1} + k_t v_t^T``, one gate a head."""
+    return gla_by_token(replace(x, g=x.g[..., :1].expand_as(x.g)), state)
+
+
+def retnet_by_token(x: Text, state: Tensor) -> tuple[Tensor, Tensor]:
+    """``S_t = gamma S_{t-1} + k_t v_t^T`` with ``gamma = 1 - 2^(-5 - h)``, in the words of its paper."""
+    gamma = 1 - 2.0 ** (-5 - torch.arange(HEADS, dtype=F64))
+    outputs = []
+    for t in range(x.q.shape[2]):
+        state = gamma[:, None, None] * state + _outer(x.k[:, :, t], x.v[:, :, t])
         outputs.append(_read(x.q[:, :, t], state))
     return torch.stack(outputs, dim=2), state
 
@@ -102,7 +148,17 @@ FAMILIES: dict[str, tuple[Any, Callable[[Text], Any], Callable[[Text, Tensor], t
         lambda x: Mamba2Inputs(x.q[:, :GROUPS], x.k[:, :GROUPS], x.v, x.g[..., 0]),
         mamba2_by_token,
     ),
+    "delta": (GatedDelta(), lambda x: DeltaInputs(x.q, x.k, x.v, x.g[..., 0], x.beta), delta_by_token),
+    "delta_net": (DeltaNet(), lambda x: DeltaNetInputs(x.q, x.k, x.v, x.beta), delta_net_by_token),
+    "lightning": (Lightning(), lambda x: DecayInputs(x.q, x.k, x.v, x.g[..., 0]), decay_by_token),
+    "simple_gla": (SimpleGLA(), lambda x: SimpleGLAInputs(x.q, x.k, x.v, x.g[..., 0]), decay_by_token),
+    "retnet": (
+        RetNet(),
+        lambda x: RetNetInputs(x.q, x.k, x.v, retention_gates(HEADS)[:, None].expand(x.q.shape[:-1])),
+        retnet_by_token,
+    ),
 }
+CORRECTED = ("delta", "delta_net", "kda")
 
 
 def as_dtype(x: Any, dtype: torch.dtype) -> Any:
@@ -115,6 +171,10 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def state_of(seed: int = 7) -> Tensor:
     return torch.randn(CHUNKS, HEADS, K, V, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def test_every_family_has_a_definition_here() -> None:
+    assert {module.name for module in pkgutil.iter_modules(linear.__path__)} == set(FAMILIES)
 
 
 # -- the families ----------------------------------------------------------------------------------------------------
@@ -197,3 +257,71 @@ def test_gradients_are_those_of_the_definition(name: str) -> None:
         found.append([leaves.q.grad, leaves.k.grad, leaves.v.grad, leaves.g.grad])
     for mine, theirs in zip(*found, strict=True):
         assert mine is not None and theirs is not None and relative(theirs, mine) < LIMITS[F64]
+
+
+# -- the delta rule --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(8, 5), (96, 192)])
+@pytest.mark.parametrize("name", CORRECTED)
+def test_betas_up_to_two_and_uneven_heads(name: str, sizes: tuple[int, int]) -> None:
+    """Negative eigenvalues, and OLMo-Hybrid's heads of 96 keys and 192 values."""
+    family, inputs, by_token = FAMILIES[name]
+    x = text(64, strength=2.0, sizes=sizes)
+    state = torch.randn(CHUNKS, HEADS, *sizes, generator=torch.Generator().manual_seed(7), dtype=F64)
+    outputs, after = by_token(x, state)
+    for dtype, limit in LIMITS.items():
+        lifted = family.lift(as_dtype(inputs(x), dtype))
+        assert relative(lifted.read(state.to(dtype)), outputs) < limit
+        assert relative(lifted.maps.apply(state.to(dtype)), after) < limit
+    halved = family.lift(inputs(replace(x, beta=x.beta / 2)))
+    assert relative(halved.read(state), outputs) > 100 * LIMITS[torch.float32]
+
+
+@pytest.mark.parametrize("strength", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("kind", ["random", "few", "equal", "opposed"])
+@pytest.mark.parametrize("size", [1, 2, 16, 32, 64])
+def test_the_inverse_is_as_good_as_the_solve(size: int, kind: str, strength: float) -> None:
+    """Keys in few directions, all equal, or of alternating sign, corrected by all or twice of what stands there."""
+    generator = torch.Generator().manual_seed(size)
+    drawn = torch.randn(3, 2, size, 3 if kind == "few" else 24, generator=generator, dtype=F64)
+    keys = torch.nn.functional.normalize(drawn if kind in ("random", "few") else drawn[..., :1, :] + 0 * drawn, dim=-1)
+    keys = keys * (-1.0) ** torch.arange(size)[:, None] if kind == "opposed" else keys
+    couplings = strength * (keys @ keys.mT)
+    sides = torch.randn(3, 2, size, 7, generator=generator, dtype=F64)
+    expected = torch.linalg.solve_triangular(couplings, sides, upper=False, unitriangular=True)
+    assert relative(corrected(couplings, sides), expected) < 1e-12
+    residual = sides - corrected(couplings, sides) - couplings.tril(-1) @ corrected(couplings, sides)
+    assert float(residual.abs().max() / expected.abs().max()) < 1e-12
+    single = corrected(couplings.float(), sides.float())
+    assert relative(single, expected) < 1e-5
+    if size > 2:
+        assert relative(sides - couplings.tril(-1) @ sides, expected) > 1e-3, "one term of the series is not enough"
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_gradients_of_corrections_are_those_of_the_definition(name: str) -> None:
+    family, inputs, by_token = FAMILIES[name]
+    x, state, found = text(11, strength=2.0), state_of(), []
+    for run in (lambda y: by_token(y, state)[0], lambda y: family.lift(inputs(y)).read(state)):
+        leaves = Text(*(getattr(x, field.name).clone().requires_grad_() for field in fields(x)))
+        run(leaves).square().sum().backward()
+        found.append([leaves.q.grad, leaves.k.grad, leaves.v.grad, leaves.beta.grad])
+    for mine, theirs in zip(*found, strict=True):
+        assert mine is not None and theirs is not None and relative(theirs, mine) < LIMITS[F64]
+
+
+# -- special cases ---------------------------------------------------------------------------------------------------
+
+
+def test_delta_net_is_the_gated_rule_without_a_gate() -> None:
+    x, state = text(33), state_of()
+    gated = GatedDelta().lift(DeltaInputs(x.q, x.k, x.v, torch.zeros_like(x.beta), x.beta))
+    plain = DeltaNet().lift(DeltaNetInputs(x.q, x.k, x.v, x.beta))
+    assert relative(plain.read(state), gated.read(state)) < LIMITS[F64]
+    assert relative(plain.maps.transition, gated.maps.transition) < LIMITS[F64]
+
+
+def test_retention_decays_as_its_paper_has_it() -> None:
+    assert relative(retention_gates(8).exp(), 1 - 2.0 ** -torch.arange(5.0, 13.0, dtype=F64)) < 1e-15
+    assert relative(retention_gates(8, factor=0.25), retention_gates(8) / 4) < 1e-15

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from hypic.config import EngineConfig
 from hypic.engine import scheduler
+from hypic.engine.batch import Batch
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from tests.checkpoints_mamba import exact_logits, oracle_logits
@@ -49,8 +51,14 @@ class Models:
         config = EngineConfig(device="cpu", dtype=dtype, memory="16MiB", max_context=1024, max_running=4)
         return Runner.load(self.folder(name), config)
 
-    def bench(self, name: str, dtype: str = "float64", max_step_tokens: int = 8192) -> Bench:
-        sizes, loaded = (200, 48, 24), self.runner(name, dtype)
+    def bench(
+        self,
+        name: str,
+        dtype: str = "float64",
+        max_step_tokens: int = 8192,
+        sizes: tuple[int, int, int] = (200, 48, 24),
+    ) -> Bench:
+        loaded = self.runner(name, dtype)
         return Bench(loaded, sizes=sizes, max_context=1024, max_running=4, max_step_tokens=max_step_tokens)
 
     def truth(self, name: str, ids: Sequence[int], dtype: str = "float64") -> Tensor:
@@ -154,15 +162,27 @@ def halve_values(engine: Bench) -> None:
         values.mul_(0.5)
 
 
-def forget_a_key(patch: pytest.MonkeyPatch) -> None:
-    """One position of every longer context is read as zeros."""
+def halve_states(engine: Bench) -> None:
+    """The same of states, of segments and of what has been run."""
+    for states in engine.pool.states:
+        states.mul_(0.5)
+
+
+def halve_tails(engine: Bench) -> None:
+    """The same of convolutions' tails."""
+    for tail in engine.pool.tails:
+        tail.mul_(0.5)
+
+
+def forget_a_key(patch: pytest.MonkeyPatch, which: slice = slice(25, 26)) -> None:
+    """One position of every longer context is read as zeros, or others."""
     from hypic.engine.pool import Pool
 
     sound = Pool.read_kv
 
     def faulty(self: Pool, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         keys, values = (tensor.clone() for tensor in sound(self, layer, slots))
-        keys[25:26], values[25:26] = 0.0, 0.0
+        keys[which], values[which] = 0.0, 0.0
         return keys, values
 
     patch.setattr(Pool, "read_kv", faulty)
@@ -195,6 +215,21 @@ def swap_states(patch: pytest.MonkeyPatch) -> None:
         return replace(plan, write_slots=torch.flip(plan.write_slots, (0,)))
 
     patch.setattr(batch, "scan_plan", faulty)
+
+
+def swap_tails(patch: pytest.MonkeyPatch) -> None:
+    """The same of convolutions' tails, in models whose layers keep nothing else."""
+    from dataclasses import replace
+
+    from hypic.engine.layers import conv, short_conv
+
+    sound = conv.convolve_rows
+
+    def faulty(x: Tensor, weight: Tensor, batch: Batch, *args: Any) -> Tensor:
+        plan = replace(batch.conv, write_slots=batch.conv.write_slots.flip(0))
+        return sound(x, weight, replace(batch, conv=plan), *args)
+
+    patch.setattr(short_conv, "convolve_rows", faulty)
 
 
 def bites(error: float, tolerance: float = TOLERANCE["float64"]) -> bool:

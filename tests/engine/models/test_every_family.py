@@ -1,4 +1,5 @@
-"""The contracts of reuse for every model type that has a file: whoever adds one adds a tiny checkpoint here.
+"""The contracts of reuse for every model type that has a file: whoever adds one adds a tiny checkpoint, see
+``every_model``. Entries, places and company are in ``test_every_entry``.
 
 Truth for what theory calls exact is full recompute by transformers, widened to float64, or this project's own reference
 where transformers has no such model. Where a written-out chain reference exists, prompts of many segments are compared
@@ -7,99 +8,26 @@ with it too; elsewhere the engine is compared with itself. Every contract is sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from hypic.engine import scheduler
-from hypic.engine.batch import Batch
-from hypic.engine.layers import short_conv
 from hypic.engine.models import supported
 from hypic.engine.models._families import FAMILIES, REFUSED
 from hypic.engine.plan import Piece
-from hypic.engine.pool import Pool
 from hypic_apps.eval.tiny import CONFIGS
-from tests import checkpoints, checkpoints_gdn, checkpoints_kda, checkpoints_mamba
 from tests.engine.faults import FAULTS
 from tests.engine.harness import TOLERANCE, Answer, Bench, few_segments, links, live, many_segments, relative, seg
 from tests.engine.models import oracle_contracts as contracts
-from tests.engine.models import ring_latent
-from tests.engine.models.gdn_reference import FamilyReference
+from tests.engine.models.every_model import BUILDERS, NAMES, OWN, REFERENCES, STATELESS, Every, generated
 from tests.engine.models.oracle_contracts import Models, bites
-from tests.reference import Reference
 
-Make = Callable[[Path], Path]
-Truth = Callable[[Path, Sequence[int]], Tensor]
-LFM2 = checkpoints_mamba.SIZES | {
-    "num_hidden_layers": 4,
-    "layer_types": ["conv", "full_attention"] * 2,
-    "conv_L_cache": 3,
-    "block_multiple_of": 8,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-}
-LATENT_RING = "bailing_moe_linear-2.5"
-BUILDERS: Mapping[str, Make] = {
-    **{name: partial(checkpoints_kda.write, kind=name) for name in checkpoints_kda.MODELS},
-    **{name: partial(checkpoints_mamba.write, kind=name) for name in checkpoints_mamba.MODELS},
-    "bailing_moe_linear": checkpoints_gdn.ring,
-    LATENT_RING: ring_latent.write,
-    "lfm2": lambda folder: checkpoints_mamba.save(folder, "Lfm2ForCausalLM", "Lfm2Config", LFM2),
-    "minimax": checkpoints.minimax,
-    "olmo_hybrid": checkpoints_gdn.olmo_hybrid,
-    "qwen3_5_moe_text": checkpoints_gdn.qwen3_5_moe,
-    "qwen3_5_text": checkpoints.qwen,
-    "qwen3_next": checkpoints_gdn.qwen3_next,
-}
-REFERENCES: Mapping[str, Callable[[Path], Reference]] = {
-    **dict.fromkeys(("minimax", "qwen3_5_text"), Reference),
-    **dict.fromkeys(("bailing_moe_linear", LATENT_RING), FamilyReference),
-    **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_next"), FamilyReference),
-}
-NAMES = [*supported(), LATENT_RING]
-# Models whose linear layers hold nothing but a convolution's tail: what harms a transition does not harm them.
-STATELESS = ("lfm2",)
 EXACT = TOLERANCE["float64"]
 SHORT = [live(3, 1), seg(20, 2), live(2, 3), seg(13, 4), live(5, 5)]
-
-
-def own_truth(folder: Path, ids: Sequence[int]) -> Tensor:
-    """transformers has no such model: one row of the written-out reference."""
-    return FamilyReference(folder).full(list(ids)).logits
-
-
-TRUTHS: Mapping[str, Truth] = {
-    **dict.fromkeys(("bailing_moe_linear", LATENT_RING), own_truth),
-    **dict.fromkeys(("minimax", "qwen3_5_text"), checkpoints.exact_oracle_logits),
-    **dict.fromkeys(("olmo_hybrid", "qwen3_5_moe_text", "qwen3_next"), checkpoints_gdn.exact_logits),
-}
-
-
-class Every(Models):
-    """Tiny checkpoints by model type, each with the truth that fits it."""
-
-    def __init__(self, make_folder: Callable[[str], Path]) -> None:
-        super().__init__(BUILDERS, make_folder)
-        made = self.folder
-        self.folder = cache(lambda name: made(_known(name)))
-        self._exact = cache(lambda name, ids: TRUTHS.get(name, checkpoints_mamba.exact_logits)(self.folder(name), ids))
-
-
-def _known(name: str) -> str:
-    if name not in BUILDERS:
-        pytest.fail(f"hypic/engine/models/{name}.py has no tiny checkpoint: add a builder to BUILDERS in this file.")
-    return name
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Every:
-    torch.set_num_threads(1)
-    return Every(lambda name: tmp_path_factory.mktemp(name))
 
 
 # -- every file is known ---------------------------------------------------------------------------------------------
@@ -107,7 +35,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Every:
 
 @pytest.mark.parametrize("name", supported())
 def test_a_model_file_has_all_that_is_asked_of_one(name: str) -> None:
-    assert name in BUILDERS, f"hypic/engine/models/{name}.py has no tiny checkpoint: add a builder to BUILDERS here."
+    assert name in BUILDERS, (
+        f"hypic/engine/models/{name}.py has no tiny checkpoint: add a builder to every_model.BUILDERS."
+    )
     assert name in FAMILIES, f"{name} is not in the table of hypic/engine/models/_families.py; add it."
     assert name in {key.partition(" ")[0] for key in CONFIGS}, f"{name} is not in hypic_apps/eval/tiny.py; add it."
 
@@ -130,34 +60,53 @@ def test_a_file_without_a_builder_fails_by_name(models: Every) -> None:
 # -- what harms which ------------------------------------------------------------------------------------------------
 
 
-def halve_tails(engine: Bench) -> None:
-    """Every convolution tail that is stored of segments is halved."""
-    for tail in engine.pool.tails:
-        tail.mul_(0.5)
-
-
 def harms(name: str) -> Sequence[Callable[[Bench], None]]:
-    return (halve_tails if name in STATELESS else contracts.halve_transitions), contracts.halve_values
+    return (contracts.halve_tails if name in STATELESS else contracts.halve_transitions), contracts.halve_values
 
 
-def swap_tails(patch: pytest.MonkeyPatch) -> None:
-    """The tails of requests that run together are written into each other's slots."""
-    sound = short_conv.convolve_rows
+# -- logits and greedy answers ---------------------------------------------------------------------------------------
 
-    def faulty(x: Tensor, weight: Tensor, batch: Batch, pool: Pool, layer: int, bias: Tensor | None) -> Tensor:
-        plan = replace(batch.conv, write_slots=batch.conv.write_slots.flip(0))
-        return sound(x, weight, replace(batch, conv=plan), pool, layer, bias)
 
-    patch.setattr(short_conv, "convolve_rows", faulty)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_tokens_are_those_of_full_recompute(
+    name: str, models: Every, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert contracts.live_error(models, name, "float64") < EXACT
+    if name not in OWN:
+        assert contracts.live_error(models, name, "float32") < TOLERANCE["float32"]
+    contracts.forget_a_key(monkeypatch)
+    assert bites(contracts.live_error(models, name, "float64"))
+
+
+def greedy_difference(models: Every, name: str, num_tokens: int = 12) -> tuple[int, int]:
+    """How many tokens of a greedy answer in float32 are compared with what transformers generates, and how many differ.
+
+    They are compared up to the first that was chosen from two within the tolerance.
+    """
+    answer = models.bench(name, "float32").ask([live(40, 2)], max_tokens=num_tokens)
+    best = answer.rows(sorted(answer.chosen_from)).topk(2).values
+    sure = ((best[:, 0] - best[:, 1]) / best[:, 0].abs() > 2 * TOLERANCE["float32"]).tolist()
+    num_sure = (*sure, False).index(False)
+    theirs = generated(models.folder(name), live(40, 2).ids, num_tokens)
+    return num_sure, sum(a != b for a, b in zip(answer.ids[:num_sure], theirs[:num_sure], strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in OWN])
+def test_greedy_answers_are_what_transformers_generates(
+    name: str, models: Every, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_compared, num_other = greedy_difference(models, name)
+    assert num_compared >= 6 and num_other == 0
+    contracts.forget_a_key(monkeypatch, slice(None))
+    contracts.start_from_nothing(monkeypatch)
+    assert greedy_difference(models, name)[1] > 0
 
 
 # -- exact -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_segment_at_the_head_equals_full_recompute(
-    name: str, models: Every, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_at_the_head_equals_full_recompute(name: str, models: Every, monkeypatch: pytest.MonkeyPatch) -> None:
     assert contracts.head_error(models, name) < EXACT
     FAULTS["empty-tail" if name in STATELESS else "drop-transition"](monkeypatch)
     assert bites(contracts.head_error(models, name))
@@ -231,7 +180,7 @@ def test_pieces_equal_one_pass(name: str, models: Every, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_equal_requests_alone(name: str, models: Every, monkeypatch: pytest.MonkeyPatch) -> None:
     assert contracts.batch_error(models, name) < EXACT
-    (swap_tails if name in STATELESS else contracts.swap_states)(monkeypatch)
+    (contracts.swap_tails if name in STATELESS else contracts.swap_states)(monkeypatch)
     assert bites(contracts.batch_error(models, name))
 
 

@@ -1,4 +1,7 @@
-"""Granite 4, Bamba, Nemotron-H, Falcon-H1, Zamba2: logits against transformers, and the contracts of reuse."""
+"""Granite 4, Bamba, Nemotron-H, Falcon-H1, Zamba2: what counts in their logits, what is refused and what is kept.
+
+Logits as such and the contracts are in ``test_every_family`` and ``test_one_layer``.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,7 @@ from hypic.engine import models as families
 from hypic.engine.layers import mamba2
 from hypic.engine.runner import Runner
 from hypic.errors import CheckpointError, UnsupportedModel
-from tests.checkpoints_mamba import SINGLE as SINGLE_KINDS
 from tests.checkpoints_mamba import write
-from tests.engine.faults import FAULTS
-from tests.engine.harness import TOLERANCE
 from tests.engine.models import oracle_contracts as contracts
 from tests.engine.models.oracle_contracts import Models, bites
 
@@ -27,21 +27,6 @@ KINDS = {
     "nemotron": "nemotron_h",
     "falcon": "falcon_h1",
     "zamba": "zamba2",
-}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "granite-dense": {
-        "num_local_experts": 0,
-        "position_embedding_type": "rope",
-        "attention_bias": True,
-        "mamba_proj_bias": True,
-    },
-    "granite-tied": {"tie_word_embeddings": True, "mamba_n_groups": 1, "mamba_conv_bias": False},
-    "granite-limits": {"time_step_limit": [0.5, 0.8]},
-    "bamba-groups": {"mamba_n_groups": 8, "tie_word_embeddings": True},
-    "nemotron-latent": {"moe_latent_size": 12, "n_group": 1, "norm_topk_prob": False, "use_bias": True},
-    "falcon-norm-first": {"mamba_rms_norm": True, "projectors_bias": True},
-    "falcon-gate-first": {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
-    "zamba-plain": {"use_shared_attention_adapter": False, "use_mem_rope": False, "num_mem_blocks": 1},
 }
 
 
@@ -56,19 +41,8 @@ def nemotron_by_letters(folder: Path) -> Path:
 
 
 MAKERS: dict[str, contracts.Make] = {name: lambda f, k=kind: write(f, k) for name, kind in KINDS.items()}
-MAKERS |= {
-    name: lambda f, n=name, o=options: write(f, KINDS[n.split("-")[0]], **o) for name, options in VARIANTS.items()
-}
-MAKERS |= {
-    f"{name}-{single.removesuffix('_attention')}": lambda f, k=kind, s=single: write(f, k, s)
-    for name, kind in KINDS.items()
-    for single in SINGLE_KINDS[kind]
-}
+MAKERS["granite-limits"] = lambda f: write(f, "granitemoehybrid", time_step_limit=[0.5, 0.8])
 FAMILIES = list(KINDS)
-SINGLE = [f"{name}-{s.removesuffix('_attention')}" for name, kind in KINDS.items() for s in SINGLE_KINDS[kind]]
-# What of the bugs must show in which single layers: attention of Granite and Nemotron has no positions.
-LINEAR_BUGS = ["drop-transition", "drop-end-state", "seam+1", "seam-1", "empty-tail", "padded-tail"]
-PLACE_BUGS = ["position+1", "no-rotation"]
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +51,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 # -- logits ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
-def test_logits_equal_those_of_transformers(name: str, models: Models) -> None:
-    assert contracts.live_error(models, name, "float64") < TOLERANCE["float64"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_logits_in_float32(name: str, models: Models) -> None:
-    assert contracts.live_error(models, name, "float32") < TOLERANCE["float32"]
 
 
 def _without_skip(self: mamba2.Mamba2Mixer, mixed: torch.Tensor, projected: mamba2.Projected) -> torch.Tensor:
@@ -147,69 +111,6 @@ def test_nemotron_by_letters_is_the_same_model(tmp_path: Path, models: Models) -
     older = Models({"older": nemotron_by_letters}, lambda name: tmp_path)
     prompt = [contracts.live(20, 9)]
     assert torch.equal(older.bench("older").ask(prompt).rows(), models.bench("nemotron").ask(prompt).rows())
-
-
-# -- contracts -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SINGLE)
-def test_one_mixing_layer_equals_full_recompute(name: str, models: Models) -> None:
-    assert contracts.single_error(models, name) < TOLERANCE["float64"]
-    assert contracts.single_error(models, name, "float32") < TOLERANCE["float32"]
-
-
-def _bugs() -> list[Any]:
-    pairs = [(name, bug) for name in SINGLE if "full" not in name for bug in LINEAR_BUGS]
-    pairs += [(name, bug) for name in ("bamba-full", "falcon-hybrid") for bug in PLACE_BUGS]
-    return [pytest.param(name, bug, id=f"{name}-{bug}") for name, bug in pairs]
-
-
-@pytest.mark.parametrize(("name", "bug"), _bugs())
-def test_one_mixing_layer_bites(name: str, bug: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    FAULTS[bug](monkeypatch)
-    assert bites(contracts.single_error(models, name))
-
-
-@pytest.mark.parametrize("name", [name for name in SINGLE if "linear" not in name])
-def test_attention_bites(name: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    contracts.forget_a_key(monkeypatch)
-    assert bites(contracts.single_error(models, name))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_segment_at_the_head_equals_full_recompute(
-    name: str, models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert contracts.head_error(models, name) < TOLERANCE["float64"]
-    FAULTS["drop-transition" if name == "bamba" else "empty-tail"](monkeypatch)
-    assert bites(contracts.head_error(models, name))
-
-
-@pytest.mark.parametrize("num_tokens", [1, 3, 64])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_pieces_equal_one_pass(name: str, num_tokens: int, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert contracts.pieces_error(models, name, num_tokens, monkeypatch) < TOLERANCE["float64"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_batches_equal_requests_alone(name: str, models: Models) -> None:
-    assert contracts.batch_error(models, name) < TOLERANCE["float64"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_order_place_and_cache_contents_do_not_matter(name: str, models: Models) -> None:
-    assert contracts.order_error(models, name) < TOLERANCE["float64"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_contracts_bite(name: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    for harm in (contracts.halve_transitions, contracts.halve_values):
-        assert bites(contracts.order_error(models, name, harm))
-    contracts.swap_states(monkeypatch)
-    assert bites(contracts.batch_error(models, name))
-    monkeypatch.undo()
-    contracts.start_from_nothing(monkeypatch)
-    assert bites(contracts.pieces_error(models, name, 20, monkeypatch))
 
 
 # -- what is refused, and what is not loaded -------------------------------------------------------------------------

@@ -1,0 +1,107 @@
+"""Prompts of random tokens, new in every repetition: as ids, or as text where there is a tokenizer.
+
+Ids are drawn evenly from the whole vocabulary, never zeros and never the same twice, so that no cache, ours or a
+chip's, and no router sees an easier prompt than a real one. A repetition asks the same documents in several orders.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hypic.engine.plan import Piece
+from hypic.engine.tokenizer import Tokenizer
+from hypic.types import Prompt, Segment
+
+WORD = re.compile(r" [a-z]{3,}")
+Ids = tuple[int, ...]
+Pieces = Callable[[], Sequence[Piece]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """``num_segments`` of ``segment_tokens``, then a tail; ``head_tokens`` of live text are the same in all prompts."""
+
+    num_segments: int
+    segment_tokens: int
+    tail_tokens: int
+    head_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.head_tokens + self.num_segments * self.segment_tokens + self.tail_tokens
+
+
+@dataclass(frozen=True)
+class IdsSource:
+    """Prompts as token ids: nothing is tokenised."""
+
+    vocab_size: int
+    seed: int = 0
+
+    def documents(self, shape: Shape, number: int) -> list[Ids]:
+        """The documents of repetition ``number``."""
+        draw = random.Random(f"{self.seed}|{number}|{shape}")
+        return [self._ids(draw, shape.segment_tokens) for _ in range(shape.num_segments)]
+
+    def prompt(self, shape: Shape, documents: Sequence[Ids], salt: str) -> Pieces:
+        """The documents in the given order behind the head, then a tail of its own for each ``salt``."""
+        head = self._ids(random.Random(f"{self.seed}|head"), shape.head_tokens)
+        tail = self._ids(random.Random(f"{self.seed}|{salt}"), shape.tail_tokens)
+        middle = [self.segment(ids) for ids in documents]
+        pieces = [Piece(head, None, ends_message=True), *middle, Piece(tail)]
+        return lambda: pieces
+
+    def segment(self, document: Ids) -> Piece:
+        return Piece(document, Segment(""))
+
+    def _ids(self, draw: random.Random, count: int) -> Ids:
+        return tuple(draw.choices(range(self.vocab_size), k=count))
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Prompts as text of random words that are one token each, through the chat template; see ``IdsSource``.
+
+    With ``beforehand`` they are tokenised outside of what is measured.
+    """
+
+    tokenizer: Tokenizer
+    words: Sequence[str]
+    beforehand: bool = False
+    seed: int = 0
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, vocab_size: int, *, beforehand: bool, seed: int = 0) -> TextSource:
+        texts = (tokenizer.decode([number]) for number in range(vocab_size))
+        return cls(tokenizer, [text for text in texts if WORD.fullmatch(text)], beforehand, seed)
+
+    def documents(self, shape: Shape, number: int) -> list[str]:
+        draw = random.Random(f"{self.seed}|{number}|{shape}")
+        return [self._text(draw, shape.segment_tokens) for _ in range(shape.num_segments)]
+
+    def prompt(self, shape: Shape, documents: Sequence[str], salt: str) -> Pieces:
+        tail = self._text(random.Random(f"{self.seed}|{salt}"), shape.tail_tokens)
+        prompt = Prompt([Segment(text) for text in documents], tail)
+        if not self.beforehand:
+            return lambda: self.tokenizer.encode(prompt)
+        pieces = self.tokenizer.encode(prompt)
+        return lambda: pieces
+
+    def segment(self, document: str) -> Piece:
+        return Piece(tuple(self.tokenizer.encode_text(document)), Segment(document))
+
+    def _text(self, draw: random.Random, count: int) -> str:
+        return "".join(draw.choices(self.words, k=count)).strip()
+
+
+Source = IdsSource | TextSource
+
+
+def shuffled(documents: Sequence[str] | Sequence[Ids], number: int) -> list[int]:
+    """Another order of the documents, by their numbers, that no repetition shares with another by more than chance."""
+    order = list(range(len(documents)))
+    random.Random(f"order {number}").shuffle(order)
+    return order

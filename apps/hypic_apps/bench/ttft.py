@@ -1,0 +1,225 @@
+"""Time to first token: full recompute, prefix reuse, segments cold and warm, side by side on the same prompts.
+
+Every repetition has new documents. ``full`` reuses nothing. ``prefix`` may reuse exact heads only, after the same
+documents were asked in another order. ``cold`` finds an empty store; ``warm`` asks what ``cold`` has encoded in another
+order and with another tail, so that segments hit and no snapshot does. What an arm says it measured is checked against
+the engine's report of every run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from hypic.engine.engine import Engine
+from hypic_apps.bench.floors import Counts, Limits, load_of
+from hypic_apps.bench.prompts import Pieces, Shape, shuffled
+from hypic_apps.bench.records import percentile
+from hypic_apps.bench.session import Answered, Session
+from hypic.types import Policy
+from hypic_apps.cli.errors import CommandError, InputError
+
+ARMS = ("full", "prefix", "cold", "warm")
+REUSE = {"full": "none", "prefix": "prefix", "cold": "segments", "warm": "segments"}
+LONG_ANSWERS = (256, 1024)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How often each cell is measured; ``budget_s`` ends a cell early, ``decode_tokens`` are decoded once for the time
+    of a whole answer."""
+
+    arms: Sequence[str]
+    runs: int = 10
+    warmup: int = 1
+    budget_s: float = float("inf")
+    decode_tokens: int = 16
+
+
+@dataclass
+class Cell:
+    """All runs of one shape: TTFT in seconds by arm, and what else was seen."""
+
+    shape: Shape
+    ttft_s: dict[str, list[float]] = field(default_factory=dict)
+    computed: dict[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    gap_s: float | None = None
+    transitions_kept: float | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """One set of documents, in two orders, with a tail for each arm."""
+
+    session: Session
+    shape: Shape
+    number: int
+
+    def measure(self, arm: str, max_tokens: int = 1) -> Answered:
+        """One run of an arm, and whatever has to come before it outside of what is timed.
+
+        Raises:
+            CommandError: the run did not do what the arm says.
+        """
+        pieces = self.prepared(arm)
+        self.session.synchronize()
+        answered = self.session.ask(pieces, self.policy(arm), max_tokens)
+        check(arm, answered, self.shape)
+        return answered
+
+    def policy(self, arm: str) -> Policy:
+        return self.session.policy.with_(reuse=REUSE[arm])
+
+    def prepared(self, arm: str) -> Pieces:
+        """Brings the store into the state that an arm starts from; the arm's prompt. Segments that ``cold`` has
+        encoded just before are found by ``warm`` as they are."""
+        if arm in ("prefix", "cold"):
+            self.session.forget()
+        if arm == "prefix":
+            self.session.ask(self._pieces("before", is_shuffled=False), self.policy(arm))
+        if arm == "warm":
+            segments = [self.session.source.segment(document) for document in self._documents]
+            self.session.encode(segments, self.policy(arm))
+        return self._pieces(arm, is_shuffled=arm != "cold")
+
+    @property
+    def _documents(self) -> Sequence[Any]:
+        return self.session.source.documents(self.shape, self.number)
+
+    def _pieces(self, salt: str, *, is_shuffled: bool) -> Pieces:
+        documents = self._documents
+        order = shuffled(documents, self.number) if is_shuffled else range(len(documents))
+        return self.session.source.prompt(self.shape, [documents[i] for i in order], f"{self.number} {salt}")
+
+
+def check(arm: str, answered: Answered, shape: Shape) -> None:
+    """Raises ``CommandError`` where a run did not do what its arm says."""
+    outcomes = [segment.outcome for segment in answered.report.segments]
+    wanted = {"cold": "encoded", "warm": "hit"}.get(arm, "live")
+    if any(outcome != wanted for outcome in outcomes) or len(outcomes) != shape.num_segments:
+        found = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in sorted(set(outcomes)))
+        raise CommandError(
+            f"the {arm} arm should have had {shape.num_segments} segments {wanted}, and had {found}; "
+            "raise --memory if they were evicted."
+        )
+    if arm == "full" and answered.report.reused_tokens:
+        raise CommandError(f"full recompute reused {answered.report.reused_tokens} tokens; this is a fault of hypic.")
+
+
+def measure(session: Session, shape: Shape, plan: Plan, progress: Callable[[str], None] = lambda text: None) -> Cell:
+    """One cell. The first ``plan.warmup`` repetitions are not counted.
+
+    Raises:
+        InputError: segments so short that they are always run live.
+    """
+    shortest = max(session.policy.shortest, session.policy.seam + 1)
+    if shape.segment_tokens < shortest:
+        raise InputError(f"segments of {shape.segment_tokens} tokens are run live; pass {shortest} or more.")
+    cell = Cell(shape, {arm: [] for arm in plan.arms})
+    for number in range(-plan.warmup, 0):
+        _repeat(Repetition(session, shape, number), plan.arms, None)
+        progress(f"{shape.num_segments} x {shape.segment_tokens}: warm-up")
+    _reset_peak(session)
+    started = time.perf_counter()
+    for number in range(plan.runs):
+        _repeat(Repetition(session, shape, number), plan.arms, cell)
+        progress(f"{shape.num_segments} x {shape.segment_tokens}: {number + 1} of {plan.runs}")
+        if time.perf_counter() - started > plan.budget_s:
+            break
+    _finish(session, cell, plan)
+    return cell
+
+
+def _repeat(repetition: Repetition, arms: Sequence[str], cell: Cell | None) -> None:
+    for arm in ARMS:
+        if arm not in arms:
+            continue
+        answered = repetition.measure(arm)
+        if cell is not None:
+            cell.ttft_s[arm].append(answered.ttft_s)
+            cell.computed[arm] = answered.report.computed_tokens
+            cell.prompt_tokens = answered.report.prompt_tokens
+
+
+def _finish(session: Session, cell: Cell, plan: Plan) -> None:
+    """What is looked at once: the share of transitions kept, memory, and the time between tokens of an answer."""
+    cell.peak_bytes = _peak(session)
+    if plan.decode_tokens:
+        # The first gap is left out: decoding may be set up in it.
+        repetition = Repetition(session, cell.shape, plan.runs)
+        cell.gap_s = median(repetition.measure("warm", plan.decode_tokens + 2).gaps_s[1:])
+    if {"cold", "warm"} & set(plan.arms):
+        cell.transitions_kept = session.call(transitions_kept)
+
+
+def transitions_kept(engine: Engine) -> float | None:
+    """The share of heads, over all entries and layers, whose stored transition is not zero."""
+    pool, entries = engine.runner.pool, [entry for entry in engine.store if not entry.is_snapshot]
+    if not entries:
+        return None
+    states = torch.tensor([entry.state_slot for entry in entries], device=pool.device)
+    transitions = torch.tensor([entry.transition_slot for entry in entries], device=pool.device)
+    kept = total = 0
+    for layer, shape in enumerate(pool.layout.linear):
+        found = pool.read_map(layer, states, transitions).transition
+        alive = (found != 0).view(len(entries), shape.num_heads, -1).any(-1)
+        kept, total = kept + int(alive.sum()), total + alive.numel()
+    return kept / total if total else None
+
+
+def records(session: Session, cell: Cell, plan: Plan, limits: Limits, geometry: str) -> Iterator[dict[str, Any]]:
+    """One record for each arm of a cell, its floor beside it; the peer's are made by ``record`` too."""
+    counts = Counts.of(session.runner.model)
+    policy, layout = session.policy, counts.layout
+    floors = {arm: load_of(arm, cell.shape, policy, layout).seconds(counts, limits) for arm in (*ARMS, "transformers")}
+    for arm, times in cell.ttft_s.items():
+        yield record(arm, times, cell, floors, {
+            "geometry": geometry, "device": str(session.device), "dtype": str(layout.dtype).removeprefix("torch."),
+        })  # fmt: skip
+
+
+def record(
+    arm: str, times_s: Sequence[float], cell: Cell, floors: Mapping[str, float], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """See ``records``; times in milliseconds. ``floor_ratio`` is what segments could gain at best over full recompute,
+    ``ratio_to_full`` and ``ratio_to_prefix`` what this arm gained over ours in this cell."""
+    p50 = percentile(times_s, 50)
+    found: dict[str, Any] = {
+        "arm": arm,
+        **about,
+        "num_segments": cell.shape.num_segments,
+        "segment_tokens": cell.shape.segment_tokens,
+        "tail_tokens": cell.shape.tail_tokens,
+        "ttft_ms_p50": 1e3 * p50,
+        "ttft_ms_p90": 1e3 * percentile(times_s, 90),
+        "runs": len(times_s),
+        "prompt_tokens": cell.prompt_tokens,
+        "computed_tokens": cell.computed.get(arm),
+        "floor_ms": 1e3 * floors[arm],
+        "floor_ratio": floors["full"] / floors["warm"],
+        "transitions_kept": cell.transitions_kept if arm in ("cold", "warm") else None,
+        "peak_bytes": cell.peak_bytes,
+    }
+    for other in ("full", "prefix"):
+        if other in cell.ttft_s:
+            found[f"ratio_to_{other}"] = percentile(cell.ttft_s[other], 50) / p50
+    if cell.gap_s is not None:
+        found["gap_ms"] = 1e3 * cell.gap_s
+        found.update({f"total_ms_{n}": 1e3 * (p50 + (n - 1) * cell.gap_s) for n in LONG_ANSWERS})
+    return found
+
+
+def _reset_peak(session: Session) -> None:
+    if session.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(session.device)
+
+
+def _peak(session: Session) -> int | None:
+    return torch.cuda.max_memory_allocated(session.device) if session.device.type == "cuda" else None

@@ -1,0 +1,238 @@
+"""``hypic bench ttft``: arms side by side on a grid of prompts, each cell beside its floor."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hypic.engine import models
+from hypic.engine.engine import Engine, Task
+from hypic.engine.plan import Piece
+from hypic.engine.runner import device_of, dtype_of
+from hypic.types import Policy, SamplingParams
+from hypic_apps.bench import floors, peer_process, profile, ttft
+from hypic_apps.bench.geometries import Geometry, geometry
+from hypic_apps.bench.options import add_common, choices, end_notes, note, numbers, whole, with_defaults
+from hypic_apps.bench.peer_process import Told
+from hypic_apps.bench.prompts import Shape
+from hypic_apps.bench.records import about, number, save, table, write
+from hypic_apps.bench.session import Session, session
+from hypic_apps.bench.ttft import ARMS, Cell, Plan
+from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.options import engine_settings
+from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
+
+SUMMARY = "time to first token: full recompute, prefix, segments cold and warm"
+EXAMPLES = """
+hypic bench ttft
+hypic bench ttft --geometry qwen3.5-4b --segments 4,16,64 --segment-tokens 256,1024
+hypic bench ttft --geometry qwen3.5-35b-a3b --peer transformers --save ttft.json
+hypic bench ttft --geometry qwen3.5-35b-a3b --arms warm --runs 3 --profile warm.txt
+"""
+DETAILS = """Every repetition has new documents. Floors are what this chip could do at best,
+from its matrix rate and bandwidth measured at the start."""
+LONGEST_PROMPT = 100_000
+
+
+def add(commands: Subparsers[Parser]) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "ttft", "", SUMMARY, EXAMPLES, DETAILS)
+    parser.add_argument("--arms", type=choices(ARMS), default=list(ARMS), metavar="A,B",
+                        help=f"of {','.join(ARMS)} (default: all)")  # fmt: skip
+    parser.add_argument("--segments", type=numbers, metavar="N,N", help="segments of a prompt (default: 16)")
+    parser.add_argument("--segment-tokens", type=numbers, metavar="N,N",
+                        help="tokens of a segment (default: 1024; on a CPU 128)")  # fmt: skip
+    parser.add_argument("--tail-tokens", type=numbers, metavar="N,N",
+                        help="tokens of the question (default: 128; on a CPU 32)")  # fmt: skip
+    parser.add_argument("--head-tokens", type=whole, default=0, metavar="N",
+                        help="live text before the segments, the same in all prompts (default: 0)")  # fmt: skip
+    parser.add_argument("--max-prompt-tokens", type=positive, default=LONGEST_PROMPT, metavar="N",
+                        help=f"leave out cells of longer prompts (default: {LONGEST_PROMPT})")  # fmt: skip
+    parser.add_argument("--ids", action="store_true", help="leave tokenising out; geometries have no tokenizer")
+    parser.add_argument("--runs", type=positive, default=10, metavar="N", help="repetitions (default: 10)")
+    parser.add_argument("--warmup", type=whole, default=1, metavar="N", help="repetitions not counted (default: 1)")
+    parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS",
+                        help="stop a cell after the repetition in which so much time is spent")  # fmt: skip
+    parser.add_argument("--decode-tokens", type=whole, default=16, metavar="N",
+                        help="tokens decoded once for the time of long answers; 0 leaves it out (default: 16)")  # fmt: skip
+    parser.add_argument("--peer", action="append", choices=("transformers", "prefix"), default=[],
+                        help="measure a peer in the same run; may be repeated")  # fmt: skip
+    parser.add_argument("--profile", metavar="FILE", help="write where the time of one request goes")
+    parser.add_argument("--profile-arm", choices=ARMS, default="warm", help="the arm of --profile (default: warm)")
+    parser.add_argument("--plot", metavar="FILE", help="draw TTFT against the number and the length of segments")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints.
+
+    Raises:
+        InputError: no cell is short enough.
+        CommandError: an arm did not do what it says; a file cannot be written.
+    """
+    made, settings = geometry(args.geometry), engine_settings(args)
+    device = device_of(settings.get("device", "auto"))
+    shapes, left_out = cells(args, device, made)
+    plan = Plan([arm for arm in ARMS if arm in {*args.arms, *args.peer}], args.runs, args.warmup, args.budget,
+                args.decode_tokens)  # fmt: skip
+    told = _peer(args, made, device, settings, shapes)
+    limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    longest = max(shape.num_tokens for shape in shapes)
+    # A chat template's text comes on top of what was asked for.
+    settings = with_defaults(settings, max_context=longest + args.decode_tokens + 512, max_running=8)
+    note(f"building {made.name} on {device}")
+    with session(made, settings, ids=args.ids, seed=settings.get("seed", 0)) as built:
+        measured = [ttft.measure(built, shape, plan, note) for shape in shapes]
+        records = [r for cell in measured for r in ttft.records(built, cell, plan, limits, made.name)]
+        records += _peer_records(told, measured, built, limits, made.name)
+        if args.profile:
+            _profile(built, shapes[0], args.profile_arm, Path(args.profile))
+        build_s = built.build_s
+    end_notes()
+    result = {
+        **about("time to first token in milliseconds, by arm and shape of prompt"),
+        "limits": {"matmul_tflops": limits.matmul_flops / 1e12, "copy_gb_per_s": limits.copy_bytes / 1e9},
+        "tokenising": args.ids is False and made.folder is not None,
+        "build_s": build_s,
+        "left_out": left_out,
+        "peer": None if told is None else {"versions": dict(told.versions), "missing": told.missing},
+        "records": records,
+    }
+    _show(args, result, told)
+    return 0
+
+
+def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tuple[list[Shape], list[str]]:
+    """The shapes of the grid, and those left out as too long.
+
+    Raises:
+        InputError: none is left.
+    """
+    is_small = device.type == "cpu" or int(made.config["hidden_size"]) < 512
+    lengths = args.segment_tokens or [128 if is_small else 1024]
+    tails = args.tail_tokens or [32 if is_small else 128]
+    grid = [
+        Shape(many, length, tail, args.head_tokens if made.folder is None else 0)
+        for many in args.segments or [16] for length in lengths for tail in tails
+    ]  # fmt: skip
+    fitting = [shape for shape in grid if shape.num_tokens <= args.max_prompt_tokens]
+    if not fitting:
+        raise InputError(f"every prompt is longer than {args.max_prompt_tokens} tokens; raise --max-prompt-tokens.")
+    left_out = [f"{shape.num_segments} x {shape.segment_tokens}" for shape in grid if shape not in fitting]
+    for text in left_out:
+        note(f"left out as too long: {text}")
+    return fitting, left_out
+
+
+def _peer(
+    args: argparse.Namespace, made: Geometry, device: torch.device, settings: dict[str, Any], shapes: Sequence[Shape]
+) -> Told | None:
+    """transformers first, while all of the memory is free."""
+    if "transformers" not in args.peer:
+        return None
+    with torch.device("meta"):
+        model = models.build(made.config)
+    dtype = dtype_of(settings.get("dtype", "auto"), dict(made.config), model, device)
+    note(f"transformers: {made.name} on {device}")
+    told = peer_process.ask(
+        made, str(device), str(dtype).removeprefix("torch."), shapes, args.runs, args.warmup,
+        settings.get("threads"), settings.get("seed", 0),
+    )  # fmt: skip
+    if told.missing:
+        note(f"not measured: {told.missing}")
+    return told
+
+
+def _peer_records(
+    told: Told | None, measured: Sequence[Cell], built: Session, limits: floors.Limits, name: str
+) -> list[dict[str, Any]]:
+    if told is None or told.missing:
+        return []
+    counts = floors.Counts.of(built.runner.model)
+    about_peer = {"geometry": name, "device": str(built.device), "dtype": str(counts.layout.dtype)[6:]}
+    found = []
+    for cell, seconds in zip(measured, told.seconds, strict=True):
+        arms = ("full", "warm", "transformers")
+        by_arm = {arm: floors.load_of(arm, cell.shape, built.policy, counts.layout).seconds(counts, limits)
+                  for arm in arms}  # fmt: skip
+        found.append(ttft.record("transformers", seconds, cell, by_arm, about_peer))
+    return found
+
+
+def _profile(built: Session, shape: Shape, arm: str, path: Path) -> None:
+    """Requests of an arm, prepared as when they are measured, driven on the engine's own thread.
+
+    Raises:
+        CommandError: the file cannot be written.
+    """
+    note(f"profiling {arm}")
+
+    def requests() -> Iterator[Callable[[Engine], object]]:
+        for number in itertools.count(10_000):
+            repetition = ttft.Repetition(built, shape, number)
+            pieces, policy = repetition.prepared(arm)(), repetition.policy(arm)
+            built.synchronize()
+            yield partial(_drive, pieces, policy, f"profiled-{number}")
+
+    head = f"{arm}, {shape.num_segments} x {shape.segment_tokens} + {shape.tail_tokens} tokens"
+    write(path, f"{head}\n{profile.take(requests(), built.call, built.device)}")
+
+
+def _drive(pieces: Sequence[Piece], policy: Policy, id: str, engine: Engine) -> None:
+    """One request on the engine's own thread, to its first token."""
+    engine.add(Task(id, pieces, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), policy))
+    while engine.has_work:
+        engine.step()
+
+
+def _show(args: argparse.Namespace, result: dict[str, Any], told: Told | None) -> None:
+    if args.save:
+        save(Path(args.save), result)
+    if args.plot:
+        from hypic_apps.bench import plots
+
+        plots.ttft(result["records"], Path(args.plot))
+    print(json.dumps(result, indent=2) if args.json else text(result))
+
+
+def text(result: dict[str, Any]) -> str:
+    """The table, and a line on what it was measured on."""
+    heads = ("segments", "arm", "p50 ms", "p90 ms", "runs", "floor ms", "floor ratio", "x full", "x prefix",
+             "tokens run", "256 tokens", "1,024 tokens")  # fmt: skip
+    rows = [
+        (
+            f"{r['num_segments']} x {r['segment_tokens']:,} + {r['tail_tokens']}", r["arm"], number(r["ttft_ms_p50"]),
+            number(r["ttft_ms_p90"]), str(r["runs"]), number(r["floor_ms"]), number(r["floor_ratio"]),
+            number(r.get("ratio_to_full")), number(r.get("ratio_to_prefix")),
+            "-" if r["computed_tokens"] is None else f"{r['computed_tokens']:,}",
+            number(r.get("total_ms_256")), number(r.get("total_ms_1024")),
+        )
+        for r in result["records"]
+    ]  # fmt: skip
+    return "\n".join([table(heads, rows), *_remarks(result)])
+
+
+def _remarks(result: dict[str, Any]) -> list[str]:
+    hardware, limits = result["hardware"], result["limits"]
+    kept = [r["transitions_kept"] for r in result["records"] if r["transitions_kept"] is not None]
+    lines = [
+        "",
+        f"{hardware.get('gpu') or hardware['cpu']}, torch {hardware['torch']}; measured limits "
+        f"{number(limits['matmul_tflops'])} TFLOP/s and {number(limits['copy_gb_per_s'])} GB/s; "
+        f"tokenising is {'part of the time' if result['tokenising'] else 'left out'}",
+    ]
+    if kept:
+        lines.append(f"transitions kept: {min(kept):.1%}")
+    if result["peer"]:
+        missing, versions = result["peer"]["missing"], result["peer"]["versions"]
+        said = missing or ", ".join(f"{name} {version}" for name, version in versions.items())
+        lines.append(f"peer: {said}")
+    return lines

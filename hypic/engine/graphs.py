@@ -1,0 +1,154 @@
+"""Recorded steps (CUDA graphs): small steps whose launches would cost the host more than the device.
+
+A step is padded to the next bucket's lengths, its numbers are sent into the buffer the recorded launches read, and the
+whole forward is one launch. Steps that encode, or fit no bucket, are run as they are. Everything is recorded before the
+engine is ready.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hypic.engine.batch import is_decode
+from hypic.engine.chain import Chain, RowLink
+from hypic.engine.kernel_batch import TILE, Geometry, Packed, batch_of, packed
+from hypic.engine.kernel_buffer import Bucket, Sent, Spare, padded, resolved
+from hypic.engine.models import Model
+from hypic.engine.pool import Pool
+
+logger = logging.getLogger("hypic")
+WARM_TOKENS = (32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
+WARM_CHAINS = (1, 8)
+DECODE_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+CHUNK = 16
+SPARE_WRITES = 8
+TYPICAL_SEAM = 8
+
+
+def decode_bucket(num_tokens: int) -> Bucket:
+    """Every chain is one token."""
+    return Bucket(
+        tokens=num_tokens,
+        chunks=num_tokens,
+        chunk_size=CHUNK,
+        elements=num_tokens,
+        chains=num_tokens,
+        writes=num_tokens,
+        interiors=0,
+        outputs=num_tokens,
+        tiles=num_tokens,
+    )
+
+
+def warm_bucket(num_tokens: int, num_chains: int) -> Bucket:
+    """Rows of a seam's length and longer ones, and as many interiors."""
+    num_rows = num_tokens // TYPICAL_SEAM + 2 * num_chains
+    chunks = num_tokens // CHUNK + num_rows
+    return Bucket(
+        tokens=num_tokens,
+        chunks=chunks,
+        chunk_size=CHUNK,
+        elements=chunks + num_rows,
+        chains=num_chains,
+        writes=num_chains + SPARE_WRITES,
+        interiors=num_rows,
+        outputs=chunks + SPARE_WRITES,
+        tiles=num_tokens // TILE + num_chains,
+    )
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One graph: the buffer it reads, and what it leaves: ``logits [chains, vocab]`` and ``finite [tokens]``."""
+
+    bucket: Bucket
+    sent: Sent
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    finite: Tensor
+
+
+@dataclass
+class Graphs:
+    """Recorded steps of one model and pool, smallest first."""
+
+    model: Model
+    pool: Pool
+    geometry: Geometry
+    decodes: list[Recorded] = field(default_factory=list)
+    warm: list[Recorded] = field(default_factory=list)
+    num_replays: int = 0
+
+    def record(self, max_running: int, max_step_tokens: int) -> None:
+        """Record all buckets, largest first, so that smaller ones find their memory; waits for the device."""
+        started, memory = time.perf_counter(), torch.cuda.graph_pool_handle()
+        decodes = [decode_bucket(n) for n in DECODE_TOKENS if n < 2 * max_running]
+        tokens = [n for n in WARM_TOKENS if n <= max_step_tokens]
+        warm = [warm_bucket(n, c) for n in tokens for c in WARM_CHAINS if c <= max(1, max_running)]
+        for buckets, kept in ((warm, self.warm), (decodes, self.decodes)):
+            for bucket in sorted(buckets, key=lambda b: (b.tokens, b.chains), reverse=True):
+                kept.insert(0, self._record(bucket, kept is self.decodes, memory))
+        logger.info("%d steps recorded in %.1f s", len(self.warm + self.decodes), time.perf_counter() - started)
+
+    def run(self, chains: Sequence[Chain]) -> tuple[Tensor, Tensor] | None:
+        """Logits ``[R, vocab]`` and whether each token's hidden states are finite, or ``None`` where no bucket fits.
+
+        Both are overwritten by the next step.
+        """
+        if not all(_is_recordable(chain) for chain in chains):
+            return None
+        rows = [chain.table_row for chain in chains if chain.table_row is not None]
+        made = packed(chains, self.geometry, [self.pool.table.start(row) for row in rows])
+        kept = self.decodes if is_decode(chains) else self.warm
+        recorded = next((r for r in kept if r.bucket.holds(made.found, made.num_outputs)), None)
+        if recorded is None:
+            return None
+        self.pool.table.send(rows, [chain.context for chain in chains])
+        recorded.sent.write(self._padded(made, recorded.bucket))
+        recorded.graph.replay()
+        self.num_replays += 1
+        return recorded.logits[: len(made.found["finals"])], recorded.finite
+
+    def _padded(self, made: Packed, bucket: Bucket) -> dict[str, np.ndarray]:
+        places = resolved(made.found["write_places"], bucket.outputs)
+        spare = Spare(self.pool.spare_token, self.pool.spare_state)
+        return padded(made.found | {"write_places": places}, bucket, spare)
+
+    def _record(self, bucket: Bucket, decodes: bool, memory: Any) -> Recorded:
+        sent = Sent(self._padded(packed([self._example(decodes)], self.geometry, [0]), bucket), self.pool.device)
+        stream = torch.cuda.Stream(self.pool.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.pool.device))
+        with torch.cuda.stream(stream):
+            self._forward(sent, bucket, decodes)  # compiles kernels and fills their tables
+        torch.cuda.current_stream(self.pool.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory):
+            logits, finite = self._forward(sent, bucket, decodes)
+        return Recorded(bucket, sent, graph, logits, finite)
+
+    def _forward(self, sent: Sent, bucket: Bucket, decodes: bool) -> tuple[Tensor, Tensor]:
+        slots = self.pool.table.flat if self.geometry.paged else None
+        batch = batch_of(sent, bucket.outputs, self.geometry, self.pool, slots)
+        hidden, finite = self.model.forward_final(batch.standing_in(batch.final, (), (), decodes), self.pool)
+        return self.model.logits(hidden), finite
+
+    def _example(self, decodes: bool) -> Chain:
+        """A step that touches nothing but spare slots."""
+        count = 1 if decodes else 2
+        slots = np.full(count, self.pool.spare_token, dtype=np.int64)
+        row = RowLink([0] * count, 0, slots)
+        return Chain([row], slots, 0, self.pool.spare_state, wants_logits=True, table_row=0)
+
+
+def _is_recordable(chain: Chain) -> bool:
+    """A request's, that encodes nothing and turns its keys by their places."""
+    is_folding = any(isinstance(link, RowLink) and link.fold is not None for link in chain.links)
+    return chain.table_row is not None and chain.key_positions is None and not is_folding

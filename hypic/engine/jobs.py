@@ -1,0 +1,178 @@
+"""Entries in the making: segments that are being encoded, and entries on their way from a tier below.
+
+Both have their pages and slots from the start and a list of the requests that wait for them; two requests that need
+the same entry wait for one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hypic.engine.plan import Interior
+from hypic.engine.pool import Need, Pool
+from hypic.engine.request import Encode, Load, Request
+from hypic.engine.segment import CachedSegment, Label
+from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import Expiry
+from hypic.engine.store.history import History
+from hypic.engine.store.threads import Pending
+from hypic.engine.store.tiered import Tiered
+
+
+@dataclass
+class Jobs:
+    """See the module's docstring; keys of ``encoding`` and of ``loading`` never meet, nor with the store's."""
+
+    pool: Pool
+    store: DeviceStore
+    tiers: Tiered
+    history: History
+    expiry: Expiry
+    encoding: dict[bytes, Encode] = field(default_factory=dict)
+    loading: dict[bytes, Load] = field(default_factory=dict)
+
+    def find(self, key: bytes) -> Encode | Load | None:
+        return self.encoding.get(key) or self.loading.get(key)
+
+    def has(self, key: bytes) -> bool:
+        """Whether the entry of ``key`` is not there yet, but will be."""
+        return key in self.encoding or key in self.loading
+
+    def need(self, span: Interior, seam: int, base: CachedSegment | None = None, is_load: bool = False) -> Need:
+        """Pages and slots of a job."""
+        num_new = span.stop - span.start - (base.num_cached if base is not None else 0)
+        pages = self.pool.pages_for(num_new)
+        return Need(pages, 1, 1) if is_load else Need(pages + self.pool.pages_for(seam), 2, 1)
+
+    def load(self, request: Request, span: Interior, pages: list[int], pending: Pending) -> Load:
+        """Begin to load, into ``pages``."""
+        entry = self._entry(request, span, pages, self.pool.slots_of(pages, span.stop - span.start))
+        pending.is_claimed = True
+        job = self.loading[entry.key] = Load(entry, pending)
+        return job
+
+    def encode(self, request: Request, span: Interior, pages: list[int], base: CachedSegment | None) -> Encode:
+        """Begin to encode; ``pages`` are those of the interior and behind them the seam's."""
+        seam, pool = request.plan.policy.seam, self.pool
+        num_new = span.stop - span.start - (base.num_cached if base is not None else 0)
+        own = pool.pages_for(num_new)
+        pages, seam_pages = pages[:own], pages[own:]
+        interior = pool.slots_of(pages, num_new)
+        if base is not None:
+            self.store.pin(base)
+            pool.share_pages(base.pages)
+            pages, interior = [*base.pages, *pages], np.concatenate([base.kv_slots, interior])
+        entry = self._entry(request, span, pages, interior)
+        slots = np.concatenate([pool.slots_of(seam_pages, seam), interior])
+        is_alone = request.plan.policy.deterministic
+        job = self.encoding[entry.key] = Encode(entry, seam, slots, seam_pages, pool.take_state(), base, is_alone)
+        return job
+
+    def _entry(self, request: Request, span: Interior, pages: Sequence[int], slots: np.ndarray) -> CachedSegment:
+        planned, pool = request.plan.segments[span.number], self.pool
+        assert planned.key is not None, "only cached segments have entries"
+        return CachedSegment(
+            key=planned.key,
+            ids=planned.ids,
+            kv_slots=slots,
+            pages=tuple(pages),
+            state_slot=pool.take_state(),
+            transition_slot=pool.take_transition(),
+            num_bytes=len(pages) * pool.page_bytes + pool.layout.state_bytes + pool.layout.transition_bytes,
+            name=planned.segment.name,
+            source=planned.segment.source,
+            namespace=planned.segment.namespace,
+            deterministic=request.plan.policy.deterministic,
+        )
+
+    def begin(self, jobs: Sequence[Encode]) -> None:
+        """Where encodes start: at the identity, or at what their base holds."""
+        fresh = [job.entry for job in jobs if job.base is None]
+        if fresh:
+            device = self.pool.device
+            states = torch.tensor([entry.state_slot for entry in fresh], dtype=torch.long, device=device)
+            transitions = torch.tensor([entry.transition_slot for entry in fresh], dtype=torch.long, device=device)
+            self.pool.clear_maps(states, transitions)
+        for job in jobs:
+            if job.base is not None:
+                self.pool.copy_map(_map_slots_of(job.base), _map_slots_of(job.entry))
+
+    def arrive(self) -> list[Request]:
+        """Take in what has been loaded; returns the requests whose entry did not come, which must start again."""
+        stranded: dict[str, Request] = {}
+        for key, job in list(self.loading.items()):
+            if not self.tiers.install(job.pending, job.entry):
+                continue
+            if job.pending.is_lost:
+                stranded.update(job.waiters)
+                self._lose(job)
+                continue
+            del self.loading[key]
+            self.expiry.watch(job.entry)
+            self.store.put(job.entry, is_new=False)
+        return list(stranded.values())
+
+    def stored(self, job: Encode) -> None:
+        """A segment is encoded."""
+        del self.encoding[job.entry.key]
+        self._end(job)
+        self.store.put(job.entry)
+        self.tiers.made(job.entry)
+        if not job.entry.is_forgotten:
+            entry = job.entry
+            self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
+
+    def broken(self, job: Encode) -> None:
+        """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""
+        del self.encoding[job.entry.key]
+        _take_from(job)
+        self._drop(job)
+
+    def leave(self, request: Request) -> None:
+        """A request waits no longer; what only it was waiting for is not made any more."""
+        for key, job in list(self.encoding.items()):
+            if job.waiters.pop(request.id, None) is None:
+                continue
+            if not job.waiters:
+                self._drop(self.encoding.pop(key))
+            elif key in request.outcomes and request.outcomes[key][0] == "encoded":
+                heir = next(iter(job.waiters.values()))  # from now on it is encoded on this one's behalf
+                heir.outcomes[key] = request.outcomes[key]
+        for load in list(self.loading.values()):
+            if load.waiters.pop(request.id, None) is not None and not load.waiters:
+                self._lose(load)
+
+    def _lose(self, job: Load) -> None:
+        del self.loading[job.entry.key]
+        _take_from(job)
+        self.tiers.cancel(job.pending)
+        job.entry.pins = 0
+        self.store.release(job.entry)
+
+    def _drop(self, job: Encode) -> None:
+        """An encode that nobody waits for any more, or that failed."""
+        job.entry.pins = 0
+        self._end(job)
+        self.store.release(job.entry)
+
+    def _end(self, job: Encode) -> None:
+        if job.base is not None:
+            self.store.unpin(job.base)
+        self.pool.drop_pages(job.seam_pages)
+        self.pool.drop_state(job.state_slot)
+
+
+def _take_from(job: Encode | Load) -> None:
+    """Those who wait for an entry hold it no longer."""
+    for request in job.waiters.values():
+        if request.held is not None:
+            request.held.entries.pop(job.entry.key, None)
+
+
+def _map_slots_of(entry: CachedSegment) -> tuple[int, int]:
+    assert entry.transition_slot is not None, "a snapshot has no map"
+    return entry.state_slot, entry.transition_slot

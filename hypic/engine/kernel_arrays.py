@@ -1,0 +1,159 @@
+"""A step's whole numbers for the kernels, on the host: chains of links to one array a name, nothing padded yet.
+
+What the numbers mean stands with ``KernelPlan`` and with each kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
+from hypic.engine.conv_plan import Tails
+from hypic.engine.segment import Slots
+from hypic_kernels.compose import IDENTITY, NOT_WANTED, ZERO
+from hypic_kernels.conv import NOTHING
+
+Ints = NDArray[np.int32]
+Arrays = Mapping[str, Ints]
+REPLACED = {"addition": IDENTITY, "last": ZERO}
+
+
+@dataclass
+class Elements:
+    """The chains of maps of one step, in order; built link by link.
+
+    Interiors are named by their slots, or, where they are gathered (and moved) first, by their number.
+    """
+
+    chunk_size: int
+    gathers: bool
+    rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+    ends: list[int] = field(default_factory=lambda: [0])
+    interiors: list[InteriorLink] = field(default_factory=list)
+    folds: list[tuple[FoldInto, range]] = field(default_factory=list)
+    snapshots: list[tuple[int, int, int]] = field(default_factory=list)
+    num_chunks: int = 0
+
+    @classmethod
+    def of(cls, chains: Sequence[Chain], chunk_size: int, gathers: bool) -> Elements:
+        made = cls(chunk_size, gathers)
+        for number, chain in enumerate(chains):
+            for link in chain.links:
+                made._interior(link, chain.compose) if isinstance(link, InteriorLink) else made._row(link, number)
+            made.ends.append(len(made.rows))
+        return made
+
+    def _interior(self, link: InteriorLink, compose: str) -> None:
+        number = len(self.interiors)
+        transition, state = (number, number) if self.gathers else (link.transition_slot, link.state_slot)
+        self.rows.append((1, REPLACED.get(compose, transition), state, NOT_WANTED))
+        self.interiors.append(link)
+
+    def _row(self, link: RowLink, chain: int) -> None:
+        own = range(self.num_chunks, self.num_chunks + -(-len(link.ids) // self.chunk_size))
+        self.num_chunks = own.stop
+        self.rows += [(0, chunk, chunk, chunk) for chunk in own]
+        if link.fold is not None:
+            self.folds.append((link.fold, own))
+        if link.snapshot_slot is not None:
+            self.snapshots.append((chain, len(self.rows), link.snapshot_slot))
+
+    def wanted(self) -> tuple[int, dict[tuple[int, int], int]]:
+        """Rows of states that the scan gives before elements, and which of them (or ``-1 - chain``: the chain's final)
+        holds the state after a snapshot's row, by its ``(chain, element)``."""
+        outputs, places = self.num_chunks, {}
+        for chain, element, _ in self.snapshots:
+            if element == self.ends[chain + 1]:
+                places[chain, element] = -1 - chain
+                continue
+            source, transition, state, output = self.rows[element]
+            if output == NOT_WANTED:
+                output, outputs = outputs, outputs + 1
+                self.rows[element] = (source, transition, state, output)
+            places[chain, element] = output
+        return outputs, places
+
+
+def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: bool) -> tuple[dict[str, Ints], int]:
+    """All of a step but its attention, by name, unpadded; and how many states before elements it wants."""
+    rows = [link for chain in chains for link in chain.links if isinstance(link, RowLink)]
+    elements = Elements.of(chains, chunk_size, gathers)
+    num_outputs, places = elements.wanted()
+    num_tokens = sum(len(row.ids) for row in rows)
+    writes = {chain.final_slot: -1 - number for number, chain in enumerate(chains)}
+    writes.update({slot: places[chain, element] for chain, element, slot in elements.snapshots})
+    chunks, inverse = _chunks(rows, chunk_size, num_tokens)
+    found = {
+        "ids": np.concatenate([np.asarray(row.ids) for row in rows]),
+        "positions": np.concatenate([np.arange(row.position, row.position + len(row.ids)) for row in rows]),
+        "kv_slots": np.concatenate([row.kv_slots for row in rows]),
+        "finals": np.cumsum([chain.num_tokens for chain in chains])[[chain.wants_logits for chain in chains]] - 1,
+        "chunks": chunks,
+        "token_chunks": inverse,
+        "elements": np.asarray(elements.rows).reshape(-1, 4),
+        "cu_elements": elements.ends,
+        "initial_slots": [chain.initial_slot for chain in chains],
+        "final_slots": [chain.final_slot for chain in chains],
+        "write_slots": list(writes),
+        "write_places": list(writes.values()),
+        "interior_states": [link.state_slot for link in elements.interiors],
+        "interior_transitions": [link.transition_slot for link in elements.interiors],
+        "interior_origins": [link.origin for link in elements.interiors],
+        **_fold_arrays(elements),
+        **_conv_arrays(Tails(chains, conv_width, num_tokens), num_tokens),
+    }
+    return {name: np.asarray(values, dtype=np.int32) for name, values in found.items()}, num_outputs
+
+
+def _chunks(rows: Sequence[RowLink], size: int, num_tokens: int) -> tuple[Ints, Ints]:
+    """Token numbers by chunk ``[M, C]``, ``num_tokens`` pads, and where each token stands in that, ``[N]``."""
+    lengths = np.asarray([len(row.ids) for row in rows])
+    counts = -(-lengths // size)
+    first_chunks, first_tokens = np.cumsum(counts) - counts, np.cumsum(lengths) - lengths
+    within = np.arange(num_tokens) - np.repeat(first_tokens, lengths)
+    inverse = np.repeat(first_chunks * size, lengths) + within
+    chunks = np.full(int(counts.sum()) * size, num_tokens)
+    chunks[inverse] = np.arange(num_tokens)
+    return chunks.reshape(-1, size), inverse
+
+
+def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:
+    """Chains of what is folded already (source 1) and of this step's chunks (source 0)."""
+    rows: list[tuple[int, int, int, int]] = []
+    ends = [0]
+    for into, own in elements.folds:
+        if into.num_done:
+            rows.append((1, into.transition_slot, into.state_slot, NOT_WANTED))
+        rows += [(0, chunk, chunk, NOT_WANTED) for chunk in own]
+        ends.append(len(rows))
+    return {
+        "fold_elements": np.asarray(rows).reshape(-1, 4),
+        "fold_cu_elements": ends,
+        "fold_states": [into.state_slot for into, _ in elements.folds],
+        "fold_transitions": [into.transition_slot for into, _ in elements.folds],
+    }
+
+
+def _conv_arrays(tails: Tails, num_tokens: int) -> dict[str, Slots]:
+    """Every token's inputs, oldest first, and what becomes a tail: rows, tails of slots or zero, as the kernel
+    counts."""
+    width = tails.width
+    slots = np.asarray([*tails.slots, 0])
+
+    def counted(table: Slots) -> Slots:
+        slot, offset = np.divmod(np.maximum(table - num_tokens, 0), max(width, 1))
+        old = -1 - (slots[slot] * width + offset)
+        return np.where(table < 0, NOTHING, np.where(table < num_tokens, table, old))
+
+    packed = np.concatenate([np.asarray(part, dtype=np.int64) for part in tails.sources])
+    windows = np.lib.stride_tricks.sliding_window_view(packed, width + 1)[np.concatenate(tails.outputs)]
+    writes = [[-1] * (width - len(tail)) + tail for tail in tails.writes.values()]
+    return {
+        "conv_sources": counted(windows),
+        "conv_write_slots": np.asarray(list(tails.writes)),
+        "conv_write_sources": counted(np.asarray(writes, dtype=np.int64).reshape(len(writes), width)),
+    }

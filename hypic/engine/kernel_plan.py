@@ -1,0 +1,111 @@
+"""A step as kernels read it, on the device: made once, read by every layer.
+
+``kernel_arrays`` makes the numbers, ``kernel_buffer`` sends them; here they become tensors, for a step of its own or
+for a recorded one whose contents are overwritten before every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hypic.engine.kernel_buffer import Sent
+from hypic.engine.pool import Pool
+from hypic_kernels.attention import Plan as AttentionPlan
+from hypic_kernels.compose import Chains
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Interiors being encoded: chains of their chunks' maps, and the slots that receive the products (int64)."""
+
+    chains: Chains
+    states: Tensor
+    transitions: Tensor
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """Device tensors, int32 unless torch's own indexing reads them (int64).
+
+    ``conv_sources [N, W]``, ``conv_write_slots [P]``, ``conv_write_sources [P, W-1]``: see ``hypic_kernels.conv``.
+    ``chunks [M, C]`` holds token numbers, ``N`` pads; ``token_chunks [N]`` (int64) is its inverse into ``M * C``.
+    ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
+    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64).
+    """
+
+    conv_sources: Tensor
+    conv_write_slots: Tensor
+    conv_write_sources: Tensor
+    chunks: Tensor
+    token_chunks: Tensor
+    chains: Chains
+    num_outputs: int
+    write_slots: Tensor
+    write_places: Tensor
+    interior_states: Tensor
+    interior_transitions: Tensor
+    interior_origins: Tensor
+    initial_slots: Tensor
+    final_slots: Tensor
+    folds: Folds | None
+    attention: AttentionPlan | None
+    final_attention: AttentionPlan | None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers that decide shapes: chunks' maps, states wanted before elements, chains."""
+
+    num_chunks: int
+    num_outputs: int
+    gathers: bool
+
+
+def kernel_plan(
+    sent: Sent, counts: Counts, pool: Pool, attention: AttentionPlan | None, final_attention: AttentionPlan | None
+) -> KernelPlan:
+    """The plan over arrays that were sent; ``counts.gathers`` says that interiors are gathered before they are read."""
+    has_folds = "fold_states" in sent
+    return KernelPlan(
+        conv_sources=sent["conv_sources"],
+        conv_write_slots=sent["conv_write_slots"],
+        conv_write_sources=sent["conv_write_sources"],
+        chunks=sent["chunks"],
+        token_chunks=sent.long("token_chunks"),
+        chains=_chains(sent, "", counts, pool),
+        num_outputs=counts.num_outputs,
+        write_slots=sent.long("write_slots"),
+        write_places=sent.long("write_places"),
+        interior_states=sent.long("interior_states"),
+        interior_transitions=sent.long("interior_transitions"),
+        interior_origins=sent.long("interior_origins"),
+        initial_slots=sent["initial_slots"],
+        final_slots=sent["final_slots"],
+        folds=_folds(sent, counts, pool) if has_folds else None,
+        attention=attention,
+        final_attention=final_attention,
+    )
+
+
+def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
+    """Maps of chunks are source 0; source 1 are the pool's entries, or the interiors gathered from it."""
+    initial = sent["initial_slots"] if not prefix else torch.zeros_like(sent["fold_states"])
+    entries = (pool.num_transitions, pool.num_states + 1)
+    if counts.gathers and not prefix:
+        entries = (len(sent["interior_states"]),) * 2
+    return Chains(
+        cu_elements=sent[f"{prefix}cu_elements"],
+        elements=sent[f"{prefix}elements"],
+        initial_index=initial,
+        num_transitions=(counts.num_chunks, entries[0]),
+        num_states=(counts.num_chunks, entries[1]),
+        num_initial=pool.num_states + 1,
+        num_outputs=0 if prefix else counts.num_outputs,
+    )
+
+
+def _folds(sent: Sent, counts: Counts, pool: Pool) -> Folds:
+    return Folds(_chains(sent, "fold_", counts, pool), sent.long("fold_states"), sent.long("fold_transitions"))

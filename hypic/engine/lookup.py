@@ -1,0 +1,122 @@
+"""What there is of a request in caches and jobs, and what of the pool it needs for the rest. Takes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypic.engine.jobs import Jobs
+from hypic.engine.plan import Interior, Mark
+from hypic.engine.pool import Need, Pool
+from hypic.engine.request import Request
+from hypic.engine.segment import CachedSegment
+from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import is_over
+from hypic.engine.store.history import History
+from hypic.engine.store.tiered import Choice, Tiered
+
+ONE_ENCODE = Need(states=2, transitions=1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is of a request: a head, entries by key, jobs that make one, and how to come by the others."""
+
+    snapshot: CachedSegment | None
+    wanted: dict[bytes, Interior]
+    entries: dict[bytes, CachedSegment]
+    choices: dict[bytes, Choice]
+    bases: dict[bytes, CachedSegment]
+
+    @property
+    def start(self) -> int:
+        return self.snapshot.num_cached if self.snapshot is not None else 0
+
+    @property
+    def pinned(self) -> list[CachedSegment]:
+        head = [self.snapshot] if self.snapshot is not None else []
+        return [*head, *self.entries.values(), *self.bases.values()]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """See the module's docstring."""
+
+    pool: Pool
+    store: DeviceStore
+    tiers: Tiered
+    jobs: Jobs
+    history: History
+
+    def find(self, request: Request) -> Found:
+        """The longest head that is kept, then the interiors behind it."""
+        snapshot = next((entry for mark in reversed(request.plan.marks) if (entry := self._at(request, mark))), None)
+        wanted = request.keys(snapshot.num_cached if snapshot is not None else 0)
+        segments = request.plan.segments
+        found = {key: self._fresh(self.store.get(key, segments[s.number].ids)) for key, s in wanted.items()}
+        missing = {k: s for k, s in wanted.items() if found[k] is None and not self.jobs.has(k)}
+        choices = {key: self.tiers.choose(key, segments[span.number].ids) for key, span in missing.items()}
+        bases = self._bases(request, {key: span for key, span in missing.items() if choices[key].pending is None})
+        entries = {key: entry for key, entry in found.items() if entry is not None}
+        return Found(snapshot, wanted, entries, choices, bases)
+
+    def _at(self, request: Request, mark: Mark) -> CachedSegment | None:
+        if mark.digest not in self.store:
+            return None
+        return self._fresh(self.store.get(mark.digest, request.plan.ids[: mark.position]))
+
+    def _fresh(self, entry: CachedSegment | None) -> CachedSegment | None:
+        """An entry, unless its time is over."""
+        if entry is not None and is_over(entry):
+            self.store.forget(entry)
+            return None
+        return entry
+
+    def _bases(self, request: Request, missing: dict[bytes, Interior]) -> dict[bytes, CachedSegment]:
+        """Entries that missing ones continue: what was encoded last under the same name, if the text only grew.
+
+        A deterministic request starts from nothing, so that its bits do not depend on what is cached.
+        """
+        if request.plan.policy.deterministic:
+            return {}
+        bases = {key: self._base(request, span) for key, span in missing.items()}
+        return {key: base for key, base in bases.items() if base is not None}
+
+    def _base(self, request: Request, span: Interior) -> CachedSegment | None:
+        planned, seam = request.plan.segments[span.number], request.plan.policy.seam
+        key = self.history.previous(planned.segment)
+        base = None if key is None else self._fresh(self.store.find(key))
+        if base is None or base.is_snapshot or base.namespace != planned.segment.namespace:
+            return None
+        is_grown = len(base.ids) < len(planned.ids) and planned.ids[: len(base.ids)] == base.ids
+        # Every step of growth leaves a page partly filled: entries of twice the pages they need are made anew.
+        is_dense = len(base.pages) <= 2 * self.pool.pages_for(base.num_cached)
+        return base if is_grown and is_dense and len(base.ids) - base.num_cached == seam else None
+
+    def own(self, request: Request, start: int) -> Need:
+        """Pages of the rows from ``start`` on, and the running state."""
+        return Need(pages=self.pool.pages_for(request.rows_from(start) + 1), states=1)
+
+    def whole(self, request: Request) -> Need:
+        """All that a request may need at once: nothing of it is there."""
+        need = self.own(request, 0)
+        for span in request.keys(0).values():
+            need += self.jobs.need(span, request.plan.policy.seam)
+        return need
+
+    def in_pieces(self, request: Request, start: int) -> Need:
+        """What a request needs to run in pieces: pages for all of it, and slots for one interior after the other.
+
+        An interior that stands twice may be gone when it is needed again, so its pages count twice.
+        """
+        need = self.own(request, start) + ONE_ENCODE
+        for span in request.interiors(start):
+            need += Need(pages=self.jobs.need(span, request.plan.policy.seam).pages)
+        return need
+
+    def could_run(self, request: Request) -> bool:
+        """Whether the empty pool could hold a request, whole or in pieces.
+
+        Without a seam interiors stand side by side, and there is no row to be run between them.
+        """
+        whole = self.pool.could_hold(self.whole(request))
+        return whole or (request.plan.policy.seam > 0 and self.pool.could_hold(self.in_pieces(request, 0)))

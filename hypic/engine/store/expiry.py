@@ -1,0 +1,81 @@
+"""Under which names entries were passed, and when they stop being used: times to live, soonest first.
+
+A time is what ``time.time()`` tells, so that it holds across processes. An entry's time only ever gets sooner; an
+older, later time of the same key stays in the heap and is passed over when it comes up. Knows keys, labels and times,
+nothing of what they are of.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hypic.engine.segment import CachedSegment, Label, label_of
+from hypic.types import Segment
+
+
+def _for_ever(namespace: str | None) -> float | None:
+    return None
+
+
+@dataclass
+class Expiry:
+    """Keys by the time at which they expire; ``ttl_s`` gives a namespace's seconds to live, or ``None``."""
+
+    ttl_s: Callable[[str | None], float | None] = _for_ever
+    _times: dict[bytes, float] = field(default_factory=dict)
+    _heap: list[tuple[float, bytes]] = field(default_factory=list)
+
+    @property
+    def next_s(self) -> float | None:
+        """The soonest time, or ``None`` if nothing expires."""
+        while self._heap and self._times.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_s: float) -> list[bytes]:
+        """Takes out the keys whose time has come."""
+        keys = []
+        while (soonest := self.next_s) is not None and soonest <= now_s:
+            keys.append(heapq.heappop(self._heap)[1])
+            del self._times[keys[-1]]
+        return keys
+
+    def label(self, entry: CachedSegment, segment: Segment) -> None:
+        """An entry is known by every name under which it is asked for, and lives as long as the strictest asker says.
+
+        A namespace's own time runs from when the entry was made.
+        """
+        is_new = not entry.labels
+        entry.labels.add(label_of(segment))
+        self.limit(entry, segment.ttl_s, self.ttl_s(segment.namespace) if is_new else None)
+
+    def label_snapshot(
+        self, snapshot: CachedSegment, labels: set[Label], segments: Iterable[Segment], inside: Iterable[CachedSegment]
+    ) -> None:
+        """A snapshot has the labels of all that it holds and lives as long as the shortest-lived of it."""
+        snapshot.labels |= labels.union(*(entry.labels for entry in inside))
+        times = [entry.expires_s - time.time() for entry in inside if entry.expires_s is not None]
+        spaces = {label.namespace for label in labels} | {None}
+        self.limit(snapshot, *times, *(segment.ttl_s for segment in segments), *map(self.ttl_s, spaces))
+
+    def limit(self, entry: CachedSegment, *ttls_s: float | None) -> None:
+        """An entry has only the least of these seconds to live, unless it had fewer."""
+        ttl_s = min((ttl_s for ttl_s in ttls_s if ttl_s is not None), default=None)
+        if ttl_s is not None:
+            expires_s = time.time() + ttl_s
+            entry.expires_s = expires_s if entry.expires_s is None else min(expires_s, entry.expires_s)
+        self.watch(entry)
+
+    def watch(self, entry: CachedSegment) -> None:
+        """Takes note of an entry's time, unless an earlier one of its key is known."""
+        if entry.expires_s is not None and entry.expires_s < self._times.get(entry.key, float("inf")):
+            self._times[entry.key] = entry.expires_s
+            heapq.heappush(self._heap, (entry.expires_s, entry.key))
+
+
+def is_over(entry: CachedSegment) -> bool:
+    """Whether an entry must not be used any more."""
+    return entry.expires_s is not None and entry.expires_s <= time.time()

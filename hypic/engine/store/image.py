@@ -1,0 +1,219 @@
+"""Everything of one entry as tensors on the host: what tiers keep and what workers send. No handle into any pool.
+
+``export`` reads an entry out of the pool, ``take`` and ``install`` put an image into pages and slots of one; both ways
+every bit stays. An image may be smaller than what the pool holds: rounded numbers stand in their own type, and
+transitions that were dropped are left out (``LinearPart.heads``). How an image becomes bytes is ``encoding.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hypic.engine.pool import Layout, LinearShape, Need, Pool
+from hypic.engine.segment import CachedSegment, Identity, Label
+from hypic.errors import StoreCorrupt
+
+
+@dataclass(frozen=True)
+class LinearPart:
+    """One linear layer: ``transition [H, ...]`` (``None`` for a snapshot), ``end_state [H, K, V]``, ``tail [W-1, C]``.
+
+    ``heads [h]`` are the numbers of the heads whose transitions ``[h, ...]`` are kept, the others' being zero;
+    ``None``: all are.
+    """
+
+    transition: Tensor | None
+    end_state: Tensor
+    tail: Tensor
+    heads: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionPart:
+    """One full-attention layer: unrotated ``keys [n, H, D]`` and ``values [n, H, V]`` of the cached tokens."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class EntryImage:
+    """One entry; ``ids`` are all its tokens, the seam's first, and parts stand in order of depth."""
+
+    key: bytes
+    ids: tuple[int, ...]
+    seam: int
+    identity: Identity
+    linear: tuple[LinearPart, ...]
+    attention: tuple[AttentionPart, ...]
+    is_snapshot: bool = False
+    deterministic: bool = False
+    namespace: str | None = None
+    name: str | None = None
+    source: str | None = None
+    labels: frozenset[Label] = frozenset()
+    expires_s: float | None = None
+
+    @property
+    def num_cached(self) -> int:
+        return len(self.ids) - self.seam
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, in a fixed order."""
+        return dict(_named(self))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    @property
+    def num_kept_heads(self) -> tuple[int, int]:
+        """Transitions that are kept, of how many."""
+        whole = [len(part.end_state) for part in self.linear]
+        kept = [n if part.heads is None else len(part.heads) for n, part in zip(whole, self.linear, strict=True)]
+        return sum(kept), sum(whole)
+
+
+def _named(image: EntryImage) -> Iterator[tuple[str, Tensor]]:
+    for number, part in enumerate(image.linear):
+        parts = {"transition": part.transition, "heads": part.heads, "end_state": part.end_state, "tail": part.tail}
+        yield from ((f"linear.{number}.{name}", tensor) for name, tensor in parts.items() if tensor is not None)
+    for number, kept in enumerate(image.attention):
+        yield f"attention.{number}.keys", kept.keys
+        yield f"attention.{number}.values", kept.values
+
+
+def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
+    """What the pool holds of an entry, copied to the host."""
+    slots = torch.from_numpy(entry.kv_slots).to(pool.device)
+    linear = tuple(_export_linear(pool, layer, entry) for layer in range(len(pool.layout.linear)))
+    pairs = [pool.read_kv(layer, slots) for layer in range(len(pool.layout.attention))]
+    return EntryImage(
+        key=entry.key,
+        ids=entry.ids,
+        seam=len(entry.ids) - entry.num_cached,
+        identity=identity,
+        linear=linear,
+        attention=tuple(AttentionPart(keys.cpu(), values.cpu()) for keys, values in pairs),
+        is_snapshot=entry.is_snapshot,
+        deterministic=entry.deterministic,
+        namespace=entry.namespace,
+        name=entry.name,
+        source=entry.source,
+        labels=frozenset(entry.labels),
+        expires_s=entry.expires_s,
+    )
+
+
+def _export_linear(pool: Pool, layer: int, entry: CachedSegment) -> LinearPart:
+    transition = None if entry.transition_slot is None else _copied(pool.transitions[layer][entry.transition_slot])
+    return LinearPart(
+        transition, _copied(pool.states[layer][entry.state_slot]), _copied(pool.tails[layer][entry.state_slot])
+    )
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+
+
+def need(pool: Pool, image: EntryImage) -> Need:
+    """What ``take`` takes of the pool."""
+    return Need(pool.pages_for(image.num_cached), 1, 0 if image.is_snapshot else 1)
+
+
+def take(pool: Pool, image: EntryImage) -> CachedSegment:
+    """An entry with pages and slots of its own, nothing written yet; the caller has asked ``pool.lacks`` before."""
+    pages = pool.take_pages(pool.pages_for(image.num_cached))
+    layout, has_map = pool.layout, not image.is_snapshot
+    num_bytes = len(pages) * pool.page_bytes + layout.state_bytes + (layout.transition_bytes if has_map else 0)
+    return CachedSegment(
+        key=image.key,
+        ids=image.ids,
+        kv_slots=pool.slots_of(pages, image.num_cached),
+        pages=tuple(pages),
+        state_slot=pool.take_state(),
+        transition_slot=pool.take_transition() if has_map else None,
+        num_bytes=num_bytes,
+        name=image.name,
+        source=image.source,
+        namespace=image.namespace,
+        deterministic=image.deterministic,
+        labels=set(image.labels),
+        expires_s=image.expires_s,
+    )
+
+
+def install(pool: Pool, image: EntryImage, entry: CachedSegment) -> None:
+    """Write an image into the pages and slots of ``entry``; the image was checked against ``pool.layout``."""
+    slots = torch.from_numpy(entry.kv_slots).to(pool.device)
+    for layer, part in enumerate(image.linear):
+        pool.states[layer][entry.state_slot].copy_(part.end_state, non_blocking=True)
+        pool.tails[layer][entry.state_slot].copy_(part.tail, non_blocking=True)
+        if part.transition is not None and entry.transition_slot is not None:
+            _install_transition(pool.transitions[layer][entry.transition_slot], part)
+    for layer, kept in enumerate(image.attention):
+        keys, values = (tensor.to(pool.device, non_blocking=True) for tensor in (kept.keys, kept.values))
+        pool.write_kv(layer, slots, keys, values)
+
+
+def _install_transition(target: Tensor, part: LinearPart) -> None:
+    assert part.transition is not None, "a snapshot has no transition"
+    if part.heads is None:
+        target.copy_(part.transition, non_blocking=True)
+        return
+    target.zero_()
+    heads = part.heads.to(target.device, torch.long)
+    target.index_copy_(0, heads, part.transition.to(target.device, target.dtype))
+
+
+def check(image: EntryImage, layout: Layout, identity: Identity) -> None:
+    """Whether an image may be installed: it is this model's, and of its shapes and types.
+
+    Raises:
+        StoreCorrupt: it may not, and why.
+    """
+    if image.identity != identity:
+        raise StoreCorrupt(f"the entry {image.key.hex()[:16]} belongs to another model; it is left alone.")
+    if not image.is_snapshot:
+        key = identity.key(image.ids, image.seam, image.namespace, image.deterministic)
+        _demand(image.key == key and 0 <= image.seam < len(image.ids), image, "its key is not that of its tokens")
+    _demand(len(image.linear) == len(layout.linear), image, "it has another number of linear layers")
+    _demand(len(image.attention) == len(layout.attention), image, "it has another number of full-attention layers")
+    for part, shape in zip(image.linear, layout.linear, strict=True):
+        _check_linear(image, part, shape, layout)
+    for kept, heads in zip(image.attention, layout.attention, strict=True):
+        rows = (image.num_cached, heads.num_kv_heads)
+        _is_like(image, kept.keys, (*rows, heads.key_dim), (layout.dtype,))
+        _is_like(image, kept.values, (*rows, heads.value_dim), (layout.dtype,))
+
+
+def _check_linear(image: EntryImage, part: LinearPart, shape: LinearShape, layout: Layout) -> None:
+    allowed = (layout.state_dtype, torch.bfloat16)
+    _is_like(image, part.end_state, (shape.num_heads, shape.key_dim, shape.value_dim), allowed)
+    _is_like(image, part.tail, shape.tail_shape, (layout.dtype,))
+    _demand((part.transition is None) == image.is_snapshot, image, "some of its layers have no transition")
+    if part.transition is None:
+        return
+    num_heads = shape.num_heads
+    if part.heads is not None:
+        num_heads = part.heads.numel()
+        _is_like(image, part.heads, (num_heads,), (torch.int32,))
+        numbers = part.heads.tolist()
+        is_sound = numbers == sorted(set(numbers)) and all(0 <= head < shape.num_heads for head in numbers)
+        _demand(is_sound, image, "it names heads that are not there")
+    _is_like(image, part.transition, (num_heads, *shape.transition_shape[1:]), allowed)
+
+
+def _is_like(image: EntryImage, tensor: Tensor, shape: Sequence[int], dtypes: Sequence[torch.dtype]) -> None:
+    found = f"a tensor is {tensor.dtype} {list(tensor.shape)} and should be {dtypes[0]} {list(shape)}"
+    _demand(tuple(tensor.shape) == tuple(shape) and tensor.dtype in dtypes, image, found)
+
+
+def _demand(holds: bool, image: EntryImage, fault: str) -> None:
+    if not holds:
+        raise StoreCorrupt(f"the entry {image.key.hex()[:16]} is not sound: {fault}.")

@@ -1,0 +1,128 @@
+"""What a model keeps of texts, apart from answering: warming, listing, pinning, forgetting. ``LLM`` is one of these."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from hypic.config import EngineConfig
+from hypic.engine import forget as forgetting
+from hypic.engine import inspect, plan
+from hypic.engine.engine import Task
+from hypic.engine.loop import EngineLoop
+from hypic.engine.plan import Piece
+from hypic.engine.segment import Identity
+from hypic.engine.store.texts import Wanted
+from hypic.engine.tokenizer import Tokenizer
+from hypic.errors import ConfigError
+from hypic.registry import Registry
+from hypic.stream import Inbox
+from hypic.types import CachedEntry, CacheReport, Forgetful, Forgotten, Policy, Segment
+from hypic.warming import warm, warm_pieces
+
+
+class Keeping:
+    """The texts that an engine keeps; see the module's docstring. All methods may be called from any thread."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, identity: Identity, loop: EngineLoop) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self._identity, self._loop = identity, loop
+        self.registry = Registry()
+        self._ids = itertools.count()
+        self._attached: weakref.WeakSet[Forgetful] = weakref.WeakSet()
+
+    def warm(
+        self,
+        segments: Sequence[Segment],
+        *,
+        policy: Policy | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[CacheReport]:
+        """Encode segments now; ``progress(done, total)`` is told after each.
+
+        Raises:
+            PromptTooLong, StoreFull: a segment could never be cached.
+        """
+        reports: list[CacheReport] = []
+        for report in warm(segments, self._policy(policy), self.tokenizer.encode_text, self._submit_warm):
+            reports.append(report)
+            if progress is not None:
+                progress(len(reports), len(segments))
+        return reports
+
+    def keys(self, segments: Sequence[Segment], *, policy: Policy | None = None) -> list[tuple[str | None, int]]:
+        """Under which key each segment is kept (``None``: it is run live), and how many of its tokens; runs nothing."""
+        used = self._policy(policy)
+        planned = (self._planned(segment, used) for segment in segments)
+        return [(None if p.key is None else p.key.hex(), len(p.ids) - used.seam) for p in planned]
+
+    def flush(self) -> None:
+        """Wait until all that is cached is written to the tiers that outlive this process."""
+        while self._loop.call(inspect.flush):
+            pass
+
+    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
+        """Forget the texts that match all of what is given, or everything; how much of what went.
+
+        Their entries go, every entry and snapshot that holds their tokens, what is still being encoded or waits to
+        be written, known texts in flat prompts, and passages of attached indexes. Requests under way are answered and
+        leave nothing behind.
+        """
+        wanted = Wanted(source, name, namespace)
+        num_texts = self._forget_known(wanted)
+        found, texts = self._loop.call(partial(forgetting.forget, wanted=wanted))
+        self.tokenizer.forget(texts.within if not wanted.is_all else None)
+        labels = {"source": source, "name": name, "namespace": namespace}
+        num_passages = sum(index.forget(**labels) for index in self._attached)
+        return replace(found, num_texts=num_texts, num_passages=num_passages)
+
+    def attach(self, index: Forgetful) -> None:
+        """Have an index, such as ``hypic_retriever.Index``, forget what this model forgets, for as long as it lives."""
+        self._attached.add(index)
+
+    def entries(self) -> list[CachedEntry]:
+        """What is cached, of segments and of conversations."""
+        return self._loop.call(inspect.entries)
+
+    def pin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        """Keep what is cached of the texts that match all of what is given, until ``unpin``; how many entries."""
+        return self._loop.call(partial(inspect.pin, wanted=Wanted(source, name, namespace)))
+
+    def unpin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
+        """Let entries be evicted again; how many."""
+        return self._loop.call(partial(inspect.unpin, wanted=Wanted(source, name, namespace)))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and sizes: the store's, the pool's, requests waiting and running."""
+        return self._loop.call(inspect.stats)
+
+    # -- steps of the above ------------------------------------------------------------------------------------------
+
+    def _policy(self, policy: Policy | None) -> Policy:
+        used = policy if policy is not None else self.config.policy
+        if not isinstance(used, Policy):
+            raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
+        return used
+
+    def _planned(self, segment: Segment, policy: Policy) -> plan.PlannedSegment:
+        return plan.make(warm_pieces(segment, self.tokenizer.encode_text), policy, self._identity).segments[0]
+
+    def _forget_known(self, wanted: Wanted) -> int:
+        if not wanted.is_all:
+            return self.registry.forget(source=wanted.source, name=wanted.name, namespace=wanted.namespace)
+        num_texts = len(self.registry)
+        self.registry.clear()
+        return num_texts
+
+    def _submit_warm(self, pieces: Sequence[Piece], policy: Policy) -> Inbox:
+        inbox: Inbox = queue.SimpleQueue()
+        self._loop.submit(Task(self._new_id(), pieces, policy=policy, warm=True), inbox.put)
+        return inbox
+
+    def _new_id(self) -> str:
+        return f"request-{next(self._ids)}"

@@ -1,0 +1,427 @@
+"""Attention to the keys of chains, read where they lie: a program per tile, key head and part of the keys.
+
+The heads that share a key stand in one tile beside each other, so that a key is read and turned once for all of them.
+What is computed stands in ``reference.py``; why it is arranged so, in README.md. This file checks no argument: the
+package's ``attend`` does.
+"""
+
+# No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
+import contextlib
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hypic_kernels.attention.combine import combine
+from hypic_kernels.attention.jit import jit
+from hypic_kernels.attention.layout import Config, HeadDims, pieces, scratch_numbers
+from hypic_kernels.attention.plan import Plan
+from hypic_kernels.attention.turn import turn
+
+_NO_POSITION = tl.constexpr(2**31 - 1)
+_LOG2_E = 1.4426950408889634
+
+
+@jit
+def _flat(
+    base: tl.tensor, rows: tl.tensor, mask: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
+) -> tl.tensor:
+    """``[n, BLOCK]``: channels of ``n`` rows that begin at ``base + rows``; zero where masked out."""
+    channels = tl.arange(0, BLOCK)[None, :]
+    places = base + rows[:, None] + channels
+    if WIDTH < BLOCK:
+        inside = channels < WIDTH
+        tile = tl.load(places, mask=inside & mask[:, None] if MASKED else inside, other=0.0)
+    elif MASKED:
+        tile = tl.load(places, mask=mask[:, None], other=0.0)
+    else:
+        tile = tl.load(places)
+    return tile
+
+
+@jit
+def _upright(
+    base: tl.tensor, rows: tl.tensor, mask: tl.tensor, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
+) -> tl.tensor:
+    """``_flat`` transposed, ``[BLOCK, n]``."""
+    channels = tl.arange(0, BLOCK)[:, None]
+    places = base + rows[None, :] + channels
+    if WIDTH < BLOCK:
+        inside = channels < WIDTH
+        tile = tl.load(places, mask=inside & mask[None, :] if MASKED else inside, other=0.0)
+    elif MASKED:
+        tile = tl.load(places, mask=mask[None, :], other=0.0)
+    else:
+        tile = tl.load(places)
+    return tile
+
+
+@jit
+def _turned(first: tl.tensor, second: tl.tensor, cos: tl.tensor, sin: tl.tensor, TURNS: tl.constexpr) -> tl.tensor:
+    """Both halves turned in fp32 and side by side in a new axis, the first."""
+    if TURNS:
+        one, two = first.to(tl.float32), second.to(tl.float32)
+        first, second = one * cos - two * sin, two * cos + one * sin
+    return tl.permute(tl.join(first, second), (2, 0, 1))
+
+
+@jit
+def _queries(
+    q: tl.tensor,
+    rows: tl.tensor,
+    valid: tl.tensor,
+    positions: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    keys: tl.tensor,
+    HALF: tl.constexpr,
+    REST_A: tl.constexpr,
+    REST_B: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    TURNS: tl.constexpr,
+    LATENT: tl.constexpr,
+) -> tl.tuple:
+    """The tile's queries in up to three tiles: what turns, and the rest; what there is not is ``valid``."""
+    turning: tl.constexpr = REST_A + REST_B if LATENT else 0
+    resting: tl.constexpr = 0 if LATENT else 2 * HALF
+    turned, rest_a, rest_b = valid, valid, valid
+    if HALF > 0:
+        first = _flat(q + turning, rows, valid, HALF, BLOCK_HALF, True)
+        second = _flat(q + turning + HALF, rows, valid, HALF, BLOCK_HALF, True)
+        angles = tl.where(valid, positions, 0) * HALF
+        c, s = valid, valid
+        if TURNS:
+            c = _flat(cos, angles, valid, HALF, BLOCK_HALF, False)
+            s = _flat(sin, angles, valid, HALF, BLOCK_HALF, False)
+        both = tl.permute(_turned(first, second, c, s, TURNS), (1, 0, 2))
+        turned = tl.reshape(both, (first.shape[0], 2 * BLOCK_HALF)).to(keys.dtype.element_ty)
+    if REST_A > 0:
+        rest_a = _flat(q + resting, rows, valid, REST_A, BLOCK_A, True).to(keys.dtype.element_ty)
+    if REST_B > 0:
+        rest_b = _flat(q + resting + REST_A, rows, valid, REST_B, BLOCK_B, True).to(keys.dtype.element_ty)
+    return turned, rest_a, rest_b
+
+
+@jit
+def _step(
+    turned: tl.tensor,
+    rest_a: tl.tensor,
+    rest_b: tl.tensor,
+    acc_a: tl.tensor,
+    acc_b: tl.tensor,
+    total: tl.tensor,
+    top: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    slots: tl.tensor,
+    key_positions: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    ready: tl.tensor,
+    key_stride: tl.tensor,
+    value_stride: tl.tensor,
+    ready_stride: tl.tensor,
+    start: tl.tensor,
+    stop: tl.tensor,
+    positions: tl.tensor,
+    scale: tl.tensor,
+    HALF: tl.constexpr,
+    REST_A: tl.constexpr,
+    REST_B: tl.constexpr,
+    VALUE_A: tl.constexpr,
+    VALUE_B: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_VA: tl.constexpr,
+    BLOCK_VB: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    TURNS: tl.constexpr,
+    HAS_KEY_POSITIONS: tl.constexpr,
+    LATENT: tl.constexpr,
+    IS_READY: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tuple:
+    """``BLOCK_N`` keys from ``start``; ``MASKED`` where some lie behind ``stop`` or behind a query."""
+    indices = start + tl.arange(0, BLOCK_N)
+    known = indices < stop
+    if MASKED:
+        slot = tl.load(slots + indices, mask=known, other=0).to(tl.int64)
+    else:
+        slot = tl.load(slots + indices).to(tl.int64)
+    key_rows, value_rows = slot * key_stride, slot * value_stride
+    value_a = _flat(values, value_rows, known, VALUE_A, BLOCK_VA, MASKED)
+    value_b = value_a
+    if VALUE_B > 0:
+        value_b = _flat(values + VALUE_A, value_rows, known, VALUE_B, BLOCK_VB, MASKED)
+
+    scores = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if IS_READY:
+        both = _upright(ready, indices.to(tl.int64) * ready_stride, known, 2 * BLOCK_HALF, 2 * BLOCK_HALF, MASKED)
+        scores = tl.dot(turned, both, acc=scores, input_precision=PRECISION)
+    elif HALF > 0:
+        one = _upright(keys, key_rows, known, HALF, BLOCK_HALF, MASKED)
+        two = _upright(keys + HALF, key_rows, known, HALF, BLOCK_HALF, MASKED)
+        c, s = known, known
+        if TURNS:
+            turns = indices
+            if HAS_KEY_POSITIONS:
+                turns = tl.load(key_positions + indices, mask=known, other=0)
+            elif MASKED:
+                turns = tl.where(known, indices, 0)
+            c = _upright(cos, turns * HALF, known, HALF, BLOCK_HALF, False)
+            s = _upright(sin, turns * HALF, known, HALF, BLOCK_HALF, False)
+        both = tl.reshape(_turned(one, two, c, s, TURNS), (2 * BLOCK_HALF, BLOCK_N))
+        scores = tl.dot(turned, both.to(keys.dtype.element_ty), acc=scores, input_precision=PRECISION)
+    if LATENT:
+        scores = tl.dot(rest_a, tl.trans(value_a), acc=scores, input_precision=PRECISION)
+        if REST_B > 0:
+            scores = tl.dot(rest_b, tl.trans(value_b), acc=scores, input_precision=PRECISION)
+    else:
+        if REST_A > 0:
+            key = _upright(keys + 2 * HALF, key_rows, known, REST_A, BLOCK_A, MASKED)
+            scores = tl.dot(rest_a, key, acc=scores, input_precision=PRECISION)
+        if REST_B > 0:
+            key = _upright(keys + 2 * HALF + REST_A, key_rows, known, REST_B, BLOCK_B, MASKED)
+            scores = tl.dot(rest_b, key, acc=scores, input_precision=PRECISION)
+
+    if MASKED:
+        scores = tl.where(known[None, :] & (indices[None, :] <= positions[:, None]), scores, -float("inf"))
+    higher = tl.maximum(top, tl.max(scores, 1) * scale)
+    shift = higher
+    if MASKED:
+        # A row that has seen nothing yet: -inf less -inf is not a number.
+        shift = tl.where(higher == -float("inf"), 0.0, higher)
+    weights = tl.exp2(scores * scale - shift[:, None])
+    shrink = tl.exp2(top - shift)
+    total = total * shrink + tl.sum(weights, 1)
+    weights = weights.to(values.dtype.element_ty)
+    acc_a = tl.dot(weights, value_a, acc=acc_a * shrink[:, None], input_precision=PRECISION)
+    if VALUE_B > 0:
+        acc_b = tl.dot(weights, value_b, acc=acc_b * shrink[:, None], input_precision=PRECISION)
+    return acc_a, acc_b, total, higher
+
+
+@jit
+def _attend(
+    q: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    ready: tl.tensor,
+    slots: tl.tensor,
+    key_positions: tl.tensor,
+    starts: tl.tensor,
+    lengths: tl.tensor,
+    token_positions: tl.tensor,
+    tile_chain: tl.tensor,
+    tile_first: tl.tensor,
+    tile_count: tl.tensor,
+    out: tl.tensor,
+    logs: tl.tensor,
+    q_stride: tl.tensor,
+    q_head_stride: tl.tensor,
+    key_stride: tl.tensor,
+    key_head_stride: tl.tensor,
+    value_stride: tl.tensor,
+    value_head_stride: tl.tensor,
+    ready_stride: tl.tensor,
+    out_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    out_split_stride: tl.tensor,
+    log_split_stride: tl.tensor,
+    num_splits: tl.tensor,
+    scale: tl.tensor,
+    KEY_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    REST_A: tl.constexpr,
+    REST_B: tl.constexpr,
+    VALUE_A: tl.constexpr,
+    VALUE_B: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    BLOCK_A: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_VA: tl.constexpr,
+    BLOCK_VB: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
+    TURNS: tl.constexpr,
+    HAS_KEY_POSITIONS: tl.constexpr,
+    LATENT: tl.constexpr,
+    IS_READY: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """One tile, ``HEADS`` heads that share a key, one part of the keys; parts are neighbours, then heads."""
+    num_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    program = tl.program_id(0)
+    split = program % num_splits
+    block = program // num_splits % (KEY_HEADS * num_blocks)
+    key_head = block // num_blocks
+    tile = program // num_splits // (KEY_HEADS * num_blocks)
+    chain = tl.load(tile_chain + tile)
+    count = tl.load(tile_count + tile)
+    places = tl.arange(0, BLOCK_M)
+    within = block % num_blocks * HEADS + places % HEADS
+    valid = (places < count * HEADS) & (within < GROUP)
+    token = tl.where(valid, tl.load(tile_first + tile) + places // HEADS, 0).to(tl.int64)
+    head = key_head * GROUP + within
+    positions = tl.load(token_positions + token, mask=valid, other=-1)
+    q_rows = token * q_stride + head * q_head_stride
+    keys += key_head.to(tl.int64) * key_head_stride
+    values += key_head.to(tl.int64) * value_head_stride
+    turned, rest_a, rest_b = _queries(
+        q, q_rows, valid, positions, cos, sin, keys,
+        HALF, REST_A, REST_B, BLOCK_HALF, BLOCK_A, BLOCK_B, TURNS, LATENT,
+    )  # fmt: skip
+
+    # Keys before `clear` are seen by every query of the tile, those from `end` on by none.
+    length = tl.load(lengths + chain)
+    end = tl.minimum(length, tl.max(positions, 0) + 1)
+    clear = tl.minimum(length, tl.min(tl.where(valid, positions, _NO_POSITION - 1), 0) + 1)
+    per_split = tl.cdiv(tl.cdiv(end, BLOCK_N), num_splits) * BLOCK_N
+    begin = split * per_split
+    stop = tl.minimum(begin + per_split, end)
+    middle = tl.maximum(begin, tl.minimum(stop, clear) // BLOCK_N * BLOCK_N)
+    start = tl.load(starts + chain)
+    slots += start
+    key_positions += start
+    ready += start.to(tl.int64) * ready_stride + key_head * (2 * BLOCK_HALF)
+
+    acc_a = tl.zeros((BLOCK_M, BLOCK_VA), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc_b = total
+    if VALUE_B > 0:
+        acc_b = tl.zeros((BLOCK_M, BLOCK_VB), tl.float32)
+    top = tl.full((BLOCK_M,), -float("inf"), tl.float32)
+    for here in tl.range(begin, middle, BLOCK_N, num_stages=STAGES):
+        acc_a, acc_b, total, top = _step(
+            turned, rest_a, rest_b, acc_a, acc_b, total, top,
+            keys, values, slots, key_positions, cos, sin, ready,
+            key_stride, value_stride, ready_stride, here, stop, positions, scale,
+            HALF, REST_A, REST_B, VALUE_A, VALUE_B, BLOCK_HALF, BLOCK_A, BLOCK_B, BLOCK_VA, BLOCK_VB,
+            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, IS_READY, PRECISION, False,
+        )  # fmt: skip
+    for here in tl.range(middle, stop, BLOCK_N, num_stages=STAGES):
+        acc_a, acc_b, total, top = _step(
+            turned, rest_a, rest_b, acc_a, acc_b, total, top,
+            keys, values, slots, key_positions, cos, sin, ready,
+            key_stride, value_stride, ready_stride, here, stop, positions, scale,
+            HALF, REST_A, REST_B, VALUE_A, VALUE_B, BLOCK_HALF, BLOCK_A, BLOCK_B, BLOCK_VA, BLOCK_VB,
+            BLOCK_M, BLOCK_N, TURNS, HAS_KEY_POSITIONS, LATENT, IS_READY, PRECISION, True,
+        )  # fmt: skip
+
+    has_seen = total > 0
+    share = tl.where(has_seen, 1.0 / total, 0.0)
+    written = valid
+    if IS_SPLIT:
+        # A part without keys is known by its logarithm; its sum is never read.
+        written = valid & has_seen
+        log = tl.where(has_seen, top + tl.log2(total), -float("inf"))
+        tl.store(logs + split.to(tl.int64) * log_split_stride + token * (KEY_HEADS * GROUP) + head, log, mask=valid)
+    rows = out + split.to(tl.int64) * out_split_stride + (token * out_stride + head * out_head_stride)[:, None]
+    channels = tl.arange(0, BLOCK_VA)[None, :]
+    tl.store(
+        rows + channels,
+        (acc_a * share[:, None]).to(out.dtype.element_ty),
+        mask=written[:, None] & (channels < VALUE_A),
+    )
+    if VALUE_B > 0:
+        channels = tl.arange(0, BLOCK_VB)[None, :]
+        tl.store(
+            rows + VALUE_A + channels,
+            (acc_b * share[:, None]).to(out.dtype.element_ty),
+            mask=written[:, None] & (channels < VALUE_B),
+        )
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may take."""
+    if device.type != "cuda":
+        return 1 << 30
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
+def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> dict[str, Any]:
+    """What the kernel is compiled for, but types, ``IS_SPLIT``, ``TURNS`` and ``HAS_KEY_POSITIONS``."""
+    half, _, block_a, block_b = dims.key_pieces
+    value_a, value_b = pieces(dims.value_dim)
+    return {
+        "KEY_HEADS": num_key_heads,
+        "GROUP": dims.group,
+        "HALF": dims.half,
+        "REST_A": min(block_a, dims.rest),
+        "REST_B": dims.rest - min(block_a, dims.rest),
+        "VALUE_A": min(value_a, dims.value_dim),
+        "VALUE_B": dims.value_dim - min(value_a, dims.value_dim),
+        "BLOCK_HALF": half,
+        "BLOCK_A": block_a,
+        "BLOCK_B": block_b,
+        "BLOCK_VA": value_a,
+        "BLOCK_VB": value_b,
+        "HEADS": config.num_heads(tile, dims.group),
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "LATENT": dims.is_latent,
+        "IS_READY": config.turns_once and dims.rotary_dim > 0,
+        "PRECISION": config.precision,
+        "STAGES": config.num_stages,
+    }
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Plan,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    scale: float,
+    out: Tensor,
+    dims: HeadDims,
+    config: Config,
+    scratch: Tensor | None = None,
+) -> None:
+    """The twin of ``reference.attend``, in fp32 from tiles of the keys' type; ``out`` must not overlap an input."""
+    num_heads, key_heads, splits = q.shape[1], keys.shape[1], plan.num_splits
+    num_tiles, num_tokens = len(plan.tile_count), len(plan.positions)
+    if num_tiles == 0:
+        return
+    target, logs, strides = out, plan.slots, (out.stride(0), out.stride(1), 0, 0)
+    if splits > 1:
+        numbers = scratch_numbers(splits, num_tokens, num_heads, dims.value_dim)
+        scratch = torch.empty(numbers, dtype=torch.float32, device=out.device) if scratch is None else scratch
+        size = num_tokens * num_heads
+        target, logs = scratch[: splits * size * dims.value_dim], scratch[splits * size * dims.value_dim : numbers]
+        strides = (num_heads * dims.value_dim, dims.value_dim, size * dims.value_dim, size)
+    # Triton launches on the current device, whatever device its arguments are on.
+    with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
+        ready = keys
+        if config.turns_once and cos is not None and sin is not None:
+            ready = turn(keys, plan, cos, sin, dims)
+        blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
+        _attend[(num_tiles * key_heads * blocks * splits,)](
+            q, keys, values, keys if cos is None else cos, keys if sin is None else sin, ready,
+            plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
+            plan.starts, plan.lengths, plan.positions, plan.tile_chain, plan.tile_first, plan.tile_count,
+            target, logs,
+            q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+            ready.stride(0), *strides, splits, scale * _LOG2_E,
+            IS_SPLIT=splits > 1, TURNS=cos is not None, HAS_KEY_POSITIONS=plan.key_positions is not None,
+            num_warps=config.num_warps, **constants(dims, key_heads, plan.tile, config),
+        )  # fmt: skip
+        if splits > 1:
+            combine(target, logs, plan, out)

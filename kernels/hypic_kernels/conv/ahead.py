@@ -1,0 +1,25 @@
+"""Launches of this package to compile for chips that need not be here: its default layout, or all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from hypic_kernels.conv import triton as kernel
+from hypic_kernels.conv.problem import Problem
+from hypic_kernels.conv.sources import CANDIDATES
+from hypic_kernels.launch import Launch
+
+
+def launches(*, every: bool) -> Iterator[tuple[str, Launch]]:
+    """Names and launches: widths of 4 in bfloat16, or ``every`` layout, also of float32 and of other widths."""
+    cases = [(torch.bfloat16, 4), (torch.float32, 4), (torch.bfloat16, 3)] if every else [(torch.bfloat16, 4)]
+    for dtype, width in cases:
+        p = Problem.random(num_channels=512, width=width, dtype=dtype)
+        out, scratch, tails = p.outputs()
+        for config in CANDIDATES if every else CANDIDATES[:1]:
+            tables = (p.write_sources, p.write_slots, scratch)
+            pair = kernel.convolve(p.x, tails, p.sources, p.weight, p.bias, True, out, *tables, config)
+            for name, launch in zip(("convolve", "put"), pair, strict=True):
+                yield f"{name} {dtype} {width} {config}", launch

@@ -1,0 +1,162 @@
+"""What ``lift``, ``read``, ``step`` and ``scan`` mean: plain torch, any device and floating type.
+
+The gated delta rule (arXiv 2412.06464) is ``S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T`` with
+``a_t = exp(g_t)``, and ``o_t = S_t^T q_t``. A chunk of it is one affine map; README.md derives the form used here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hypic_kernels.compose.chains import IDENTITY, ZERO, Chains
+from hypic_kernels.delta.rule import Factors, GatedNorm, Maps, Rule, state_dtype
+
+
+class Prepared(NamedTuple):
+    """``q, k [N, Hv, K]``, ``v [N, Hv, V]``, ``g, beta [N, Hv]``, all of one type."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+
+
+def prepare(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rule: Rule) -> Prepared:
+    """Normalises, scales, repeats key heads for their value heads, and computes the gate; float32 at least."""
+    dtype = state_dtype(q, k, v, g, beta)
+    q, k, v, g, beta = (tensor.to(dtype) for tensor in (q, k, v, g, beta))
+    if rule.A_log is not None and rule.dt_bias is not None:
+        g = -rule.A_log.to(dtype).exp() * F.softplus(g + rule.dt_bias.to(dtype))
+        beta = rule.beta_scale * beta.sigmoid()
+    if rule.normalise:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + rule.eps) for x in (q, k))
+    group = v.shape[1] // k.shape[1]
+    return Prepared(q.repeat_interleave(group, 1) * rule.scale, k.repeat_interleave(group, 1), v, g, beta)
+
+
+def factor(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunks: Tensor, rule: Rule) -> Factors:
+    """Arguments as in ``hypic_kernels.delta.lift``; a chunk's places without a token act as ``beta = g = 0``."""
+    x = Prepared(*(_chunked(tensor, chunks) for tensor in prepare(q, k, v, g, beta, rule)))
+    decay = _decay(x.g)
+    growth, total = x.g.cumsum(-1).exp()[..., None], x.g.sum(-1).exp()
+    couplings = ((x.k @ x.k.mT) * decay * x.beta[..., None]).tril(-1)
+    sides = torch.cat([x.v, x.k * growth], dim=-1) * x.beta[..., None]
+    corrected = torch.linalg.solve_triangular(couplings, sides, upper=False, unitriangular=True)
+    seen = ((x.q @ x.k.mT) * decay) @ corrected
+    width = x.v.shape[-1]
+    left = (x.k * decay[..., -1, :, None]).mT
+    query, offset = x.q * growth - seen[..., width:], seen[..., :width]
+    return Factors(left, corrected[..., width:], corrected[..., :width], query, offset, total)
+
+
+def lift(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunks: Tensor, rule: Rule) -> Maps:
+    """The factors multiplied out."""
+    return multiplied(factor(q, k, v, g, beta, chunks, rule))
+
+
+def multiplied(x: Factors) -> Maps:
+    """Factors as maps."""
+    eye = torch.eye(x.left.shape[-2], dtype=x.left.dtype, device=x.left.device)
+    return Maps(eye * x.total[..., None, None] - x.left @ x.right, x.left @ x.added, x.query, x.offset)
+
+
+def _chunked(tensor: Tensor, chunks: Tensor) -> Tensor:
+    """``[N, H, ...]`` -> ``[M, H, C, ...]``, zero where a chunk has no token."""
+    padded = torch.cat(
+        [tensor, torch.zeros_like(tensor[:1]) if len(tensor) else tensor.new_zeros(1, *tensor.shape[1:])]
+    )
+    is_token = (chunks >= 0) & (chunks < len(tensor))
+    rows = torch.where(is_token, chunks, len(tensor)).long()
+    return padded[rows].transpose(1, 2)
+
+
+def _decay(g: Tensor) -> Tensor:
+    """``exp(sum of g over j < l <= i)`` for ``j <= i``, else 0: ``[..., C]`` -> ``[..., C, C]``.
+
+    Summed for every pair, not as a difference of running sums: one very strong decay would blur all that follow it.
+    """
+    size = g.shape[-1]
+    strict = torch.ones(size, size, dtype=torch.bool, device=g.device).tril(-1)
+    spread = torch.where(strict, g[..., :, None], 0.0)
+    return torch.where(strict.mT, 0.0, spread.cumsum(-2).exp())
+
+
+def read(
+    query: Tensor, offset: Tensor, states: Tensor, chunks: Tensor, places: Tensor | None, num_tokens: int
+) -> Tensor:
+    """Outputs ``[N, Hv, V]`` of tokens that stand in a chunk; others are NaN. Without the norm."""
+    outputs = query @ _picked(states[: len(query)] if places is None else states, places).to(query.dtype) + offset
+    out = query.new_full((num_tokens, *outputs.shape[1:2], outputs.shape[-1]), torch.nan)
+    is_token = (chunks >= 0) & (chunks < num_tokens)
+    out[chunks[is_token].long()] = outputs.transpose(1, 2)[is_token]
+    return out
+
+
+def _picked(states: Tensor, places: Tensor | None) -> Tensor:
+    """States by place, zero for negative places."""
+    if places is None:
+        return states
+    return torch.where((places < 0).view(-1, 1, 1, 1), 0.0, states[places.clamp_min(0).long()])
+
+
+def scan(
+    chains: Chains,
+    x: Factors,
+    chunks: Tensor,
+    maps: tuple[Tensor, Tensor] | None,
+    initial: Tensor,
+    out: Tensor,
+    before: Tensor,
+    final: Tensor,
+    final_slots: Tensor | None,
+) -> None:
+    """Arguments as in ``hypic_kernels.delta.scan``; one element after the other."""
+    bounds, elements = chains.cu_elements.tolist(), chains.elements.tolist()
+    slots = list(range(chains.num_chains)) if final_slots is None else final_slots.tolist()
+    for chain, slot in enumerate(chains.initial_index.tolist()):
+        state = (torch.zeros_like(initial[0]) if slot == ZERO else initial[slot]).to(x.left.dtype)
+        for source, transition, place, output in elements[bounds[chain] : bounds[chain + 1]]:
+            if output >= 0:
+                before[output] = state
+            if source == 0:
+                is_token = (chunks[place] >= 0) & (chunks[place] < len(out))
+                outputs = (x.query[place] @ state + x.offset[place]).transpose(0, 1).to(out.dtype)
+                out[chunks[place][is_token].long()] = outputs[is_token]
+                corrections = x.added[place] - x.right[place] @ state
+                state = x.total[place][..., None, None] * state + x.left[place] @ corrections
+            elif maps is not None:
+                state = _acted(maps[0], transition, state) + maps[1][place].to(state.dtype)
+        if slots[chain] >= 0:
+            final[slots[chain]] = state
+
+
+def _acted(transitions: Tensor, index: int, state: Tensor) -> Tensor:
+    """``T S``; a transition that is zero shuts out whatever the state holds, NaN included."""
+    if index == ZERO:
+        return torch.zeros_like(state)
+    return state if index == IDENTITY else transitions[index].to(state.dtype) @ state
+
+
+def normed(outputs: Tensor, norm: GatedNorm | None) -> Tensor:
+    """``rms(outputs) * weight * silu(z)``, or the outputs themselves."""
+    if norm is None:
+        return outputs
+    mean = outputs.square().mean(-1, keepdim=True)
+    gate = F.silu(norm.z.to(outputs.dtype))
+    return outputs * torch.rsqrt(mean + norm.eps) * norm.weight.to(outputs.dtype) * gate
+
+
+def step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Tensor, read_slots: Tensor, rule: Rule
+) -> tuple[Tensor, Tensor]:
+    """Outputs ``[N, Hv, V]`` without the norm, and the states ``[N, Hv, K, V]`` after one token each."""
+    x = prepare(q, k, v, g, beta, rule)
+    state = _picked(states, read_slots).to(x.q.dtype) * x.g.exp()[..., None, None]
+    correction = x.beta[..., None] * (x.v - (x.k[..., None, :] @ state)[..., 0, :])
+    state = state + x.k[..., :, None] * correction[..., None, :]
+    return (x.q[..., None, :] @ state)[..., 0, :], state

@@ -1,0 +1,133 @@
+"""Checks of shapes, types and layouts before a launch: what a kernel cannot address is refused in words."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hypic_kernels.compose.chains import Chains
+from hypic_kernels.delta.layout import CHUNK_SIZES
+from hypic_kernels.delta.rule import DeltaError, Factors, GatedNorm, Maps, Rule
+
+
+def fits(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
+    """The last axis must lie side by side; other axes may have any stride."""
+    if tuple(tensor.shape) != shape:
+        raise DeltaError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}.")
+    if dtype is not None and tensor.dtype != dtype:
+        raise DeltaError(f"{name} is {tensor.dtype}; it must be {dtype}.")
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise DeltaError(f"{name} has stride {tensor.stride(-1)} in its last axis, not 1; call .contiguous() first.")
+
+
+def check_tokens(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rule: Rule) -> None:
+    if k.ndim != 3 or v.ndim != 3:
+        raise DeltaError(f"k {list(k.shape)} and v {list(v.shape)} must be [N, Hk, K] and [N, Hv, V].")
+    num_tokens, num_heads, _ = v.shape
+    if num_heads % k.shape[1]:
+        raise DeltaError(f"{num_heads} value heads cannot share {k.shape[1]} key heads evenly.")
+    fits("q", q, tuple(k.shape), k.dtype)
+    fits("k", k, (num_tokens, *k.shape[1:]), v.dtype)
+    fits("v", v, tuple(v.shape))
+    for name, tensor in (("g", g), ("beta", beta)):
+        if tuple(tensor.shape) != (num_tokens, num_heads):
+            raise DeltaError(f"{name} has shape {list(tensor.shape)}; it must be {[num_tokens, num_heads]}.")
+    for name, weight in (("A_log", rule.A_log), ("dt_bias", rule.dt_bias)):
+        if weight is not None:
+            fits(f"rule.{name}", weight, (num_heads,))
+
+
+def check_integers(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or not tensor.is_contiguous():
+        raise DeltaError(f"{name} is {tensor.dtype} {list(tensor.shape)}; it must be contiguous int32 {list(shape)}.")
+
+
+def check_chunks(chunks: Tensor) -> None:
+    if chunks.ndim != 2 or chunks.shape[1] not in CHUNK_SIZES:
+        raise DeltaError(f"chunks has shape {list(chunks.shape)}; it must be [M, C] with C one of {CHUNK_SIZES}.")
+    check_integers("chunks", chunks, tuple(chunks.shape))
+
+
+def check_maps(maps: Maps, chunks: Tensor, num_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> None:
+    num_chunks, size = chunks.shape
+    rows_columns = ((key_dim, key_dim), (key_dim, value_dim), (size, key_dim), (size, value_dim))
+    for name, tensor, (rows, columns) in zip(Maps._fields, maps, rows_columns, strict=True):
+        fits(f"out.{name}", tensor, (num_chunks, num_heads, rows, columns), dtype)
+        if not tensor.is_contiguous():
+            raise DeltaError(f"out.{name} must be contiguous.")
+
+
+def check_factors(
+    factors: Factors, chunks: Tensor, num_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
+) -> None:
+    num_chunks, size = chunks.shape
+    shapes = Factors((key_dim, size), (size, key_dim), (size, value_dim), (size, key_dim), (size, value_dim), ())  # type: ignore[arg-type]
+    for name, tensor, shape in zip(Factors._fields, factors, shapes, strict=True):
+        fits(f"factors.{name}", tensor, (num_chunks, num_heads, *shape), dtype)
+        if not tensor.is_contiguous():
+            raise DeltaError(f"factors.{name} must be contiguous.")
+
+
+def check_scan(
+    chains: Chains,
+    factors: Factors,
+    chunks: Tensor,
+    maps: tuple[Tensor, Tensor] | None,
+    initial: Tensor,
+    out: Tensor,
+    before: Tensor,
+    final: Tensor,
+    final_slots: Tensor | None,
+) -> None:
+    num_heads, key_dim, value_dim = initial.shape[1:]
+    check_factors(factors, chunks, num_heads, key_dim, value_dim, factors.left.dtype)
+    fits("out", out, (len(out), num_heads, value_dim))
+    rows = {"initial": chains.num_initial, "before": chains.num_outputs, "final": chains.num_chains}
+    pools = {"initial": initial, "before": before, "final": final}
+    if maps is not None:
+        rows |= {"maps[0]": chains.num_transitions[1], "maps[1]": chains.num_states[1]}
+        pools |= {"maps[0]": maps[0], "maps[1]": maps[1]}
+    elif chains.num_states[1]:
+        raise DeltaError("chains name stored maps, but none are given.")
+    if final_slots is not None:
+        check_integers("final_slots", final_slots, (chains.num_chains,))
+        rows["final"] = 0
+    if chains.num_states[0] > len(chunks):
+        raise DeltaError(f"chains name chunk {chains.num_states[0] - 1}, but there are {len(chunks)} chunks.")
+    for name, tensor in pools.items():
+        width = key_dim if name == "maps[0]" else value_dim
+        fits(name, tensor, (max(rows[name], len(tensor)), num_heads, key_dim, width))
+        if not tensor.is_contiguous():
+            raise DeltaError(f"{name} must be contiguous.")
+
+
+def check_out(
+    out: Tensor, query: Tensor, offset: Tensor, states: Tensor, chunks: Tensor, places: Tensor | None
+) -> None:
+    num_chunks, size = chunks.shape
+    num_heads, key_dim, value_dim = query.shape[1], query.shape[-1], offset.shape[-1]
+    fits("query", query, (num_chunks, num_heads, size, key_dim))
+    fits("offset", offset, (num_chunks, num_heads, size, value_dim), query.dtype)
+    fits("out", out, (len(out), num_heads, value_dim))
+    rows = num_chunks if places is None else len(states)
+    fits("states", states[:rows], (rows, num_heads, key_dim, value_dim))
+    for name, tensor in (("query", query), ("offset", offset), ("states", states)):
+        if not tensor.is_contiguous():
+            raise DeltaError(f"{name} must be contiguous.")
+    if places is not None:
+        check_integers("places", places, (num_chunks,))
+
+
+def check_norm(norm: GatedNorm | None, out: Tensor) -> None:
+    if norm is not None:
+        fits("norm.z", norm.z, tuple(out.shape))
+        fits("norm.weight", norm.weight, (out.shape[-1],))
+
+
+def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_slots: Tensor) -> None:
+    num_tokens, num_heads, value_dim = v.shape
+    fits("states", states, (len(states), num_heads, k.shape[2], value_dim))
+    if not states.is_contiguous():
+        raise DeltaError("states must be contiguous.")
+    check_integers("read_slots", read_slots, (num_tokens,))
+    check_integers("write_slots", write_slots, (num_tokens,))

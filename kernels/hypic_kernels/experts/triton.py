@@ -1,0 +1,172 @@
+"""Kernels around the experts' products; a program per token, but for ranks."""
+
+# No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
+import triton.language as tl
+from torch import Tensor
+
+from hypic_kernels.launch import Launch, jit
+
+RANKS_AT_ONCE = 256
+
+
+@jit
+def _route(
+    logits: tl.tensor,
+    weights: tl.tensor,
+    chosen: tl.tensor,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+) -> None:
+    """The best is taken out ``TOP_K`` times; its weight comes from the softmax over all."""
+    row = tl.program_id(0).to(tl.int64)
+    experts, slots = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
+    scores = tl.load(logits + row * E + experts, mask=experts < E, other=float("-inf")).to(tl.float32)
+    powers = tl.exp(scores - tl.max(scores, axis=0))
+    total = tl.sum(powers, axis=0)
+    best = tl.zeros((SLOTS,), tl.float32)
+    number = tl.zeros((SLOTS,), tl.int32)
+    # Below every score, so that an expert taken out is not taken again and padding never is; NaN counts as lowest.
+    left = tl.where(experts < E, tl.where(powers >= 0, powers, 0.0), -2.0)
+    for slot in tl.static_range(TOP_K):
+        taken = tl.argmax(left, axis=0)
+        best = tl.where(slots == slot, tl.sum(tl.where(experts == taken, powers, 0.0), axis=0), best)
+        number = tl.where(slots == slot, taken, number)
+        left = tl.where(experts == taken, -1.0, left)
+    divisor = tl.sum(best, axis=0) if RENORMALISE else total
+    # total * 0 is NaN where any score is, or where all are -inf.
+    best = best / divisor + total * 0.0
+    places = row * TOP_K + slots
+    tl.store(weights + places, best, mask=slots < TOP_K)
+    tl.store(chosen + places, number, mask=slots < TOP_K)
+
+
+@jit
+def _rank(chosen: tl.tensor, places: tl.tensor, counts: tl.tensor, NUM: tl.tensor, BLOCK: tl.constexpr) -> None:
+    """How many rows of its expert came before each; the counts are left behind."""
+    here = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(chosen + here, mask=here < NUM, other=0)
+    rank = tl.atomic_add(counts + expert, 1, mask=here < NUM, sem="relaxed")
+    tl.store(places + here, rank, mask=here < NUM)
+
+
+@jit
+def _scatter(
+    x: tl.tensor,
+    chosen: tl.tensor,
+    rows: tl.tensor,
+    places: tl.tensor,
+    counts: tl.tensor,
+    ends: tl.tensor,
+    pitch: tl.tensor,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+) -> None:
+    """A token's row is read once and written behind the rows of lower experts, at its rank among its own."""
+    token = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, BLOCK_E)
+    count = tl.load(counts + experts, mask=experts < E, other=0)
+    if token == 0:
+        tl.store(ends + experts, tl.cumsum(count, axis=0), mask=experts < E)
+    for slot in tl.static_range(TOP_K):
+        expert = tl.load(chosen + token * TOP_K + slot)
+        before = tl.sum(tl.where(experts < expert, count, 0), axis=0)
+        place = before + tl.load(places + token * TOP_K + slot)
+        tl.store(places + token * TOP_K + slot, place)
+        for start in tl.static_range(0, D, BLOCK_D):
+            channels = start + tl.arange(0, BLOCK_D)
+            found = tl.load(x + token * pitch + channels, mask=channels < D)
+            tl.store(rows + place.to(tl.int64) * D + channels, found, mask=channels < D)
+
+
+@jit
+def _combine(
+    rows: tl.tensor,
+    places: tl.tensor,
+    weights: tl.tensor,
+    shared: tl.tensor,
+    x: tl.tensor,
+    gate: tl.tensor,
+    out: tl.tensor,
+    shared_pitch: tl.tensor,
+    x_pitch: tl.tensor,
+    D: tl.constexpr,
+    GATE_D: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SHARED: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    factor = 1.0
+    if GATED:
+        inner = tl.arange(0, BLOCK_G)
+        asked = tl.load(x + token * x_pitch + inner, mask=inner < GATE_D, other=0.0).to(tl.float32)
+        along = tl.load(gate + inner, mask=inner < GATE_D, other=0.0).to(tl.float32)
+        factor = tl.sigmoid(tl.sum(asked * along, axis=0))
+    for start in tl.static_range(0, D, BLOCK_D):
+        channels = start + tl.arange(0, BLOCK_D)
+        inside = channels < D
+        total = tl.zeros((BLOCK_D,), tl.float32)
+        for slot in tl.static_range(TOP_K):
+            place = tl.load(places + token * TOP_K + slot).to(tl.int64)
+            weight = tl.load(weights + token * TOP_K + slot).to(tl.float32)
+            total += weight * tl.load(rows + place * D + channels, mask=inside, other=0.0).to(tl.float32)
+        if SHARED:
+            total += factor * tl.load(shared + token * shared_pitch + channels, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + token * D + channels, total.to(out.dtype.element_ty), mask=inside)
+
+
+def _padded(size: int) -> int:
+    return max(2, 1 << (size - 1).bit_length())
+
+
+def route(logits: Tensor, weights: Tensor, chosen: Tensor, renormalise: bool) -> Launch:
+    num_experts, top_k = logits.shape[1], weights.shape[1]
+    constants = {
+        "E": num_experts, "TOP_K": top_k, "SLOTS": _padded(top_k), "BLOCK": _padded(num_experts),
+        "RENORMALISE": renormalise,
+    }  # fmt: skip
+    return Launch(_route, (len(logits),), (logits, weights, chosen), constants, 1)
+
+
+def scatter(
+    x: Tensor, chosen: Tensor, rows: Tensor, places: Tensor, counts: Tensor, ends: Tensor
+) -> tuple[Launch, Launch]:
+    """Two launches, one after the other; ``counts`` must be zero before the first."""
+    num, width, num_experts = chosen.numel(), x.shape[1], len(ends)
+    ranks = Launch(_rank, (-(-num // RANKS_AT_ONCE),), (chosen, places, counts, num), {"BLOCK": RANKS_AT_ONCE}, 4)
+    constants = {
+        "D": width, "E": num_experts, "TOP_K": chosen.shape[1], "BLOCK_E": _padded(num_experts),
+        "BLOCK_D": min(2048, _padded(width)),
+    }  # fmt: skip
+    copies = Launch(_scatter, (len(x),), (x, chosen, rows, places, counts, ends, x.stride(0)), constants, 4)
+    return ranks, copies
+
+
+def combine(
+    rows: Tensor,
+    places: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    x: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor,
+) -> Launch:
+    width, gate_width = rows.shape[1], 0 if gate is None else len(gate)
+    is_gated = gate is not None and x is not None
+    arguments = (
+        rows, places, weights, rows if shared is None else shared, rows if x is None else x,
+        rows if gate is None else gate, out, 0 if shared is None else shared.stride(0), 0 if x is None else x.stride(0),
+    )  # fmt: skip
+    constants = {
+        "D": width, "GATE_D": gate_width, "TOP_K": places.shape[1], "SHARED": shared is not None, "GATED": is_gated,
+        "BLOCK_D": min(1024, _padded(width)), "BLOCK_G": _padded(max(gate_width, 2)),
+    }  # fmt: skip
+    return Launch(_combine, (len(places),), arguments, constants, 4)

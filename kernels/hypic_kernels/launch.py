@@ -1,0 +1,88 @@
+"""A kernel with its arguments: to be run where they lie, or compiled for a chip that need not be here.
+
+Triton is imported here, so only by modules that hold kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+SHARED_BYTES: Mapping[int, int] = {
+    80: 163 << 10,
+    86: 99 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    120: 99 << 10,
+}
+"""Shared memory that one program may take, by compute capability."""
+_TYPES = {
+    torch.float32: "*fp32",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """``triton.jit``, with a type whether or not a type checker can see Triton."""
+    return triton.jit(function)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``kernel[grid](*arguments, **constants)``, with ``num_warps`` among the options of the compiler."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: Mapping[str, Any]
+    num_warps: int
+
+    def run(self) -> None:
+        """On the device of the arguments: Triton alone would take the current one. An empty grid does nothing."""
+        if 0 in self.grid:
+            return
+        tensor = next(argument for argument in self.arguments if isinstance(argument, Tensor))
+        with torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext():
+            self.kernel[self.grid](*self.arguments, **self.constants, num_warps=self.num_warps)
+
+    def compile(self, capability: int) -> Any:
+        """For compute capability 80, 90, ...; needs no GPU, but Triton must not be in its interpreter."""
+        names = self.kernel.arg_names
+        given = {name: _signature(value) for name, value in zip(names, self.arguments, strict=False)}
+        signature = {name: given.get(name, "constexpr") for name in names}
+        values = {**dict(zip(names, self.arguments, strict=False)), **self.constants}
+        constants = {name: values[name] for name in names if signature[name] == "constexpr"}
+        aligned = [place for place, name in enumerate(names) if _is_aligned(signature[name], values[name])]
+        attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
+        source = ASTSource(self.kernel, signature, constants, attributes)
+        target = GPUTarget("cuda", capability, 32)
+        return triton.compile(source, target=target, options={"num_warps": self.num_warps})
+
+
+def _signature(value: Any) -> str:
+    """The type of an argument as a launch would see it: 1 and None become constants."""
+    if isinstance(value, Tensor):
+        return _TYPES[value.dtype]
+    if value is None or (isinstance(value, int) and value == 1):
+        return "constexpr"
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if -(2**31) <= value < 2**31 else "i64"
+
+
+def _is_aligned(kind: str, value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return bool(value.data_ptr() % 16 == 0)
+    return kind in ("i32", "i64") and value % 16 == 0

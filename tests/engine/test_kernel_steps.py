@@ -1,0 +1,156 @@
+"""Steps that are planned for kernels compute what plain steps do: on a CPU by the kernels' references, on a GPU by the
+kernels themselves, and there from recorded graphs too.
+
+Truth is the float64 reference, as for plain steps. Kernels keep float32 states, so the tolerance is float32's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from hypic.config import EngineConfig
+from hypic.engine.engine import Engine, Task, Vocabulary
+from hypic.engine.runner import Runner
+from hypic.types import SamplingParams
+from tests.engine.faults import FAULTS, cases
+from tests.engine.harness import (
+    POLICY,
+    TOLERANCE,
+    Bench,
+    Checkpoints,
+    Pieces,
+    few_segments,
+    live,
+    many_segments,
+    relative,
+    seg,
+)
+from tests.engine.models.test_every_family import BUILDERS
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+MODELS = ["qwen", "qwen-wide", "qwen-conv-2", "qwen-linear", "qwen-attention", "minimax", "minimax-partial"]
+LIMIT = TOLERANCE["float32"]
+Make = Callable[..., Bench]
+
+
+@pytest.fixture(scope="session")
+def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoints]:
+    made: dict[str, Checkpoints] = {}
+
+    def checkpoints_on(device: str) -> Checkpoints:
+        return made.setdefault(device, Checkpoints(lambda name: tmp_path_factory.mktemp(name), device))
+
+    return checkpoints_on
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MODELS)
+def test_cold_warm_and_decoded_rows_equal_the_reference(
+    name: str, device: str, everywhere: Callable[[str], Checkpoints]
+) -> None:
+    known = everywhere(device)
+    bench, pieces = Bench(known.runner(name, "float32"), kernels="on"), many_segments()
+    cold, warm = bench.ask(pieces, max_tokens=4), bench.ask(pieces, max_tokens=4)
+    expected = known.expected(name, pieces, generated=cold.ids[:-1])
+    assert cold.error_to(expected) < LIMIT and warm.error_where_run(expected) < LIMIT
+    assert set(cold.outcomes) == {"encoded", "live"} and set(warm.outcomes) == {"hit", "live"}
+    bench.assert_sound()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("max_step_tokens", [16, 50])
+@pytest.mark.parametrize("name", ["qwen", "minimax"])
+def test_steps_in_pieces_equal_the_reference(
+    name: str, max_step_tokens: int, device: str, everywhere: Callable[[str], Checkpoints]
+) -> None:
+    known = everywhere(device)
+    bench = Bench(known.runner(name, "float32"), kernels="on", max_step_tokens=max_step_tokens)
+    pieces = [*many_segments(), seg(700, 9), live(30, 8)]
+    first, other = bench.add(pieces, max_tokens=3), bench.add([live(90, 5), seg(33, 6), live(4, 7)], max_tokens=3)
+    bench.run()
+    assert first.error_to(known.expected(name, pieces, generated=first.ids[:-1])) < LIMIT
+    assert other.is_over and len(other.ids) == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "settings", [{"compose": "addition"}, {"compose": "last"}, {"rotate": False}, {"seam": 3}], ids=str
+)
+@pytest.mark.parametrize("name", ["qwen", "minimax"])
+def test_policies_equal_the_reference(
+    name: str, settings: dict[str, object], device: str, everywhere: Callable[[str], Checkpoints]
+) -> None:
+    known, policy = everywhere(device), POLICY.with_(**settings)
+    bench = Bench(known.runner(name, "float32"), kernels="on")
+    for _ in ("cold", "warm"):
+        answer = bench.ask(few_segments(), policy)
+        assert answer.error_where_run(known.expected(name, few_segments(), policy)) < LIMIT
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("name", "fault"), cases(["qwen", "minimax"], has_short=True))
+def test_a_fault_shows(
+    name: str, fault: str, device: str, everywhere: Callable[[str], Checkpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = everywhere(device)
+    FAULTS[fault](monkeypatch)
+    answer = Bench(known.runner(name, "float32"), kernels="on").ask(many_segments())
+    assert answer.error_to(known.expected(name, many_segments())) > 100 * LIMIT
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_every_family_runs_alike_by_kernels_and_in_plain_torch(
+    name: str, device: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = BUILDERS[name](tmp_path_factory.mktemp(name))
+    settings = {"device": device, "dtype": "float32", "memory": "64MiB", "max_context": 4096, "max_running": 4}
+    loaded = Runner.load(folder, EngineConfig(**settings, graphs=False))  # type: ignore[arg-type]
+    plain, kernels = Bench(loaded, kernels="off"), Bench(loaded, kernels="on")
+    for pieces in (few_segments(), few_segments(), [live(3, 9), *few_segments()]):
+        expected, found = (bench.ask(pieces, max_tokens=3) for bench in (plain, kernels))
+        assert found.outcomes == expected.outcomes
+        positions = sorted(set(found.logits) - {max(found.logits), max(found.logits) - 1})
+        assert relative(found.rows(positions), expected.rows(positions)) < LIMIT
+
+
+def rows_chosen_from(loaded: Runner, prompts: Sequence[Pieces], num_tokens: int) -> dict[str, list[Tensor]]:
+    """Logits that every request's tokens were chosen from, all requests asked at once."""
+    engine, found = Engine(loaded, Vocabulary(str), 8, 8192, None), {}
+    settle = engine.settle
+
+    def noted(work: Any, result: Any) -> Any:
+        wanting = [run.request.id for run in work.requests if run.chain.wants_logits]
+        for id, row in zip(wanting, result.logits, strict=True):
+            found.setdefault(id, []).append(row.clone())
+        return settle(work, result)
+
+    engine.settle = noted  # type: ignore[method-assign]
+    for number, pieces in enumerate(prompts):
+        engine.add(Task(str(number), list(pieces), SamplingParams(max_tokens=num_tokens, ignore_eos=True), POLICY))
+    while engine.has_work:
+        engine.step()
+    engine.store.clear()
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+def test_recorded_steps_compute_what_plain_steps_do(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = BUILDERS[name](tmp_path_factory.mktemp(name))
+    settings: dict[str, Any] = {"device": "cuda", "dtype": "float32", "memory": "256MiB", "max_context": 4096}
+    recorded = Runner.load(folder, EngineConfig(**settings, max_running=8))
+    plain = Runner.load(folder, EngineConfig(**settings, max_running=8, kernels="off"))
+    if recorded.graphs is None:
+        assert not recorded.model.is_paged, "only attention that no kernel reads keeps a model from being recorded"
+        pytest.skip("its full attention is no kernel's")
+    prompts = [many_segments(), few_segments(), [live(33, 4)], [seg(90, 5), live(70, 6)]]
+    for asked in (prompts, prompts[:1], list(reversed(prompts))):
+        expected, found = (rows_chosen_from(loaded, asked, 4) for loaded in (plain, recorded))
+        for id, rows in expected.items():
+            assert relative(found[id][0], rows[0]) < LIMIT
+    assert recorded.graphs.num_replays > 8
