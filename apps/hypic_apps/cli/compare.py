@@ -23,10 +23,11 @@ hypic compare request.json
 hypic compare request.json --model path/to/checkpoint --seam 4
 hypic compare request.json --json
 """
-DETAILS = """REQUEST.json is the body of a chat request, {"messages": [...]}, whose content parts are
-segments, or {"segments": ["...", ...], "question": "..."}. The prompt is answered greedily
-in full, in full in other company (what rounding does), and from segments. If that gives
-another answer, each segment is run live in turn, and wider seams are tried."""
+DETAILS = """REQUEST.json is the body of a chat request, {"messages": [...]}, whose content
+parts are segments, or {"segments": ["...", ...], "question": "..."}. The prompt
+is answered greedily in full, in full in other company (what rounding does), and
+from segments. If that gives another answer, each segment is run live in turn,
+and wider seams are tried."""
 
 
 def add(commands: Subparsers[Parser]) -> None:

@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
 SUMMARY = "measure what reuse costs: answers against full recompute"
 EXAMPLES = """
-hypic eval --items 40                   every set, every arm, the bundled model
+hypic eval --items 40                   every set, every arm
 hypic eval --set S1 --set S5 --arm transition --arm addition --full
 hypic eval --data questions.jsonl.gz --passages 16
 hypic eval --drift --plot drift.svg
 hypic eval --sweep segments --arm transition --json
 hypic eval --model Qwen/Qwen3.5-0.8B --set S9 --save results.json
-hypic eval --algebra                    states of tiny random models, family by family
+hypic eval --algebra                    tiny random models, family by family
 """
-DETAILS = """Every item is answered by full recompute and by each arm: the default policy, other
-seams, the ablations, controls. Tables tell each arm's score with its 95 % interval and its
-gap to full recompute on the same items. The sets are made from seeds; --check holds them
-against their hashes. --drift tells how far states and hidden states are off, by layer.
---algebra answers prompts of several segments with tiny random models of every family,
-composed by transition, addition and last, against full recompute."""
+DETAILS = """Every item is answered by full recompute and by each arm: the default policy,
+other seams, the ablations, controls. Tables tell each arm's score with its 95 %
+interval, and its gap to full recompute on the same items. The sets are made
+from seeds; --check holds them against their hashes. --drift tells how far
+states and hidden states are off, layer by layer. --algebra answers prompts of
+several segments with tiny random models of every family, composed by
+transition, addition and last, against full recompute."""
 
 
 def add(commands: Subparsers[Parser]) -> None:
