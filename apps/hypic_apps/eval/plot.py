@@ -12,7 +12,10 @@ from hypic_apps.eval.measure import Record
 from hypic_apps.eval.tables import by_key, primary
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 70, 150, 30, 50
-COLOURS = ("#1f6fb4", "#c8502d", "#2f8f4e", "#7a4fa3", "#b08a1e", "#3f9aa8", "#a33d6b", "#5a5a5a")
+COLOURS = (
+    "#1f6fb4", "#c8502d", "#2f8f4e", "#7a4fa3", "#b08a1e", "#3f9aa8", "#a33d6b", "#5a5a5a", "#0b3d91", "#e08a6d",
+    "#7fbf7b", "#c2a5cf", "#d9c27a", "#8fd0d8", "#e29bbd", "#aaaaaa",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,11 @@ class Axis:
         return self.start + (scale(value) - low) / ((high - low) or 1.0) * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Powers of ten, or five even steps."""
+        """Powers of ten, whole numbers of a small range, or five even steps."""
         if self.log:
             return [10.0**n for n in range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)]
+        if self.high - self.low < 64:
+            return [float(n) for n in range(int(self.low), int(self.high) + 1, 1 + int(self.high - self.low) // 16)]
         return [self.low + n * (self.high - self.low) / 5 for n in range(6)]
 
 
@@ -78,7 +83,7 @@ def _axis(values: Sequence[float], start: float, stop: float) -> Axis:
 
 def _point(x: float, up: Axis, mark: Record, arm: str, colour: str, number: int) -> list[str]:
     y = up.at(100 * mark.value)
-    parts = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>']
+    parts = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(arm)}</title></circle>']
     if mark.low is not None and mark.high is not None:
         ends = f'y1="{up.at(100 * mark.low):.1f}" y2="{up.at(100 * mark.high):.1f}"'
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" {ends} stroke="{colour}"/>')
