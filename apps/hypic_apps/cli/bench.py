@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.parser import Parser, Subparsers, add_command
 
 SUMMARY = "measure speed against floors and peers"

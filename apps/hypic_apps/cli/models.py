@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hypic.checkpoints import BUNDLED, bundled
-from hypic.store_spec import parse_bytes
 from hypic.errors import UnsupportedModel
+from hypic.store_spec import parse_bytes
 from hypic.types import Policy
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.files import read_all

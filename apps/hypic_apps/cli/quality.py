@@ -48,6 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--system", metavar="TEXT", help="system text (default: none for the bundled model, else a short one)")
     add_flag("--timed", type=positive, default=3, metavar="N", help="items of each set to time (default: 3)")
     add_flag("--show", action="append", metavar="FILE", help="only print saved results, of several files in one table")
+    add_flag("--at-once", type=positive, metavar="N", help="items answered together (default: 1 on a CPU, else 32)")
     add_flag("--plot", metavar="FILE", help="write an SVG: score against time, or with --drift error by depth")
 
 
@@ -150,7 +151,8 @@ def _quality(
 ) -> Found:
     from hypic_apps.eval.measure import Plan, measure, records
 
-    plan, out = Plan(arms, system, args.timed), list[Any]()
+    at_once = args.at_once or (1 if subject.runner.pool.device.type == "cpu" else 32)
+    plan, out = Plan(arms, system, args.timed, at_once), list[Any]()
     total = sum(len(items) for items in found.values())
     with _bar("asking", total) as advance:
         for name, items in found.items():

@@ -44,18 +44,19 @@ class Noting(Sampler):
 
     def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
         """As ``Sampler``; ``asked`` names the request of each row."""
-        out = []
-        for number, (id, state) in enumerate(zip(self.asked, states, strict=True)):
-            row = logits[number]
-            self.rows.setdefault(id, []).append(row.float().log_softmax(-1).cpu())
-            forced = self.forced.get(id)
-            if forced is None:
-                out += super().sample(logits[number : number + 1], [state])
-                continue
-            token = forced[len(state.generated_ids)]
-            state.append(token)
-            out.append(SampledToken(token))
-        return out
+        for id, row in zip(self.asked, logits.float().log_softmax(-1).cpu(), strict=True):
+            self.rows.setdefault(id, []).append(row)
+        free = [number for number, id in enumerate(self.asked) if id not in self.forced]
+        chosen = iter(super().sample(logits[free], [states[number] for number in free]) if free else ())
+        return [
+            self._told(id, state) if id in self.forced else next(chosen)
+            for id, state in zip(self.asked, states, strict=True)
+        ]
+
+    def _told(self, id: str, state: SamplingState) -> SampledToken:
+        token = self.forced[id][len(state.generated_ids)]
+        state.append(token)
+        return SampledToken(token)
 
 
 class Driven(Engine):
@@ -111,21 +112,20 @@ class Subject:
         prompts: Sequence[Prompt],
         policy: Policy,
         max_tokens: int,
-        forced: Sequence[int] | None = None,
+        forced: Sequence[Sequence[int]] = (),
     ) -> list[Reply]:
-        """Greedy answers to prompts that run in each other's company; ``forced`` is what the first one has to say.
+        """Greedy answers to prompts that run in each other's company; the first ones have to say what ``forced`` holds.
 
         Raises:
             HypicError: a prompt cannot be answered.
         """
         noting, ids = self.engine.noting, [f"item-{next(self._ids)}" for _ in prompts]
         noting.rows.clear()
-        noting.forced = {} if forced is None else {ids[0]: forced}
+        noting.forced = dict(zip(ids, forced, strict=False))
         for id, prompt in zip(ids, prompts, strict=True):
-            is_forced = id in noting.forced
-            sampling = SamplingParams(
-                max_tokens=len(forced) if is_forced and forced else max_tokens, temperature=0.0, ignore_eos=is_forced
-            )
+            told = noting.forced.get(id)
+            most = max_tokens if told is None else len(told)
+            sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=told is not None)
             self.engine.add(Task(id, self.pieces(prompt), sampling, policy))
         found = self._drive()
         return [self._reply(id, found[id]) for id in ids]

@@ -47,12 +47,12 @@ class Measured:
     by_arm: dict[str, dict[str, list[Mark | None]]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, arm: str, found: Mapping[str, Mark]) -> None:
-        """Notes one item's marks; items that an arm left out so far count as ``None``."""
+    def add(self, arm: str, found: Mapping[str, Mark], number: int = 0) -> None:
+        """Notes the marks of the item that is ``number`` behind those counted; items left out count as ``None``."""
         columns = self.by_arm.setdefault(arm, {})
         for metric, mark in found.items():
             column = columns.setdefault(metric, [])
-            column += [None] * (self.num_items - len(column)) + [mark]
+            column += [None] * (self.num_items + number - len(column)) + [mark]
 
     def marks(self, arm: str, metric: str) -> list[Mark | None]:
         """One entry per item."""
@@ -62,11 +62,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: arms by name, the system text, and on how many items of each set the time is taken."""
+    """What is measured: arms by name, the system text, on how many items of each set the time is taken, and how many
+    items run in each other's company: 1 is best on a CPU, dozens are on a GPU."""
 
     arms: Sequence[str]
     system: str = ""
     num_timed: int = 0
+    at_once: int = 1
 
 
 def measure(
@@ -74,45 +76,68 @@ def measure(
 ) -> Measured:
     """All arms of ``plan`` on all items."""
     found = Measured(name)
-    for item in items:
+    for start in range(0, len(items), plan.at_once):
+        block = items[start : start + plan.at_once]
         subject.forget()
-        _one(subject, item, plan, found)
-        found.num_items += 1
-        progress()
+        _block(subject, block, plan, found)
+        found.num_items += len(block)
+        for _ in block:
+            progress()
     for item in items[: plan.num_timed]:
         for arm in (ARMS[a] for a in plan.arms):
             _time(subject, item, arm, plan.system, found)
     return found
 
 
-def _one(subject: Subject, item: Item, plan: Plan, found: Measured) -> None:
-    most = MOST_TOKENS[item.form]
-    full = _answer(subject, item, ARMS[FULL], plan.system, most)
-    assert full is not None, "every item has a prompt in full"
+def _block(subject: Subject, block: Sequence[Item], plan: Plan, found: Measured) -> None:
+    """All arms on some items of one form, answered together."""
+    numbers = range(len(block))
+    full = _answers(subject, block, ARMS[FULL], plan.system, numbers)
     for arm in (ARMS[name] for name in plan.arms):
-        reply = full if arm.name == FULL else _answer(subject, item, arm, plan.system, most)
-        if reply is None:
-            continue
-        same = {} if arm.name == FULL else _likeness(subject, item, arm, plan.system, reply, full)
-        found.add(arm.name, {**marks(item, reply.text), **same})
+        replies = full if arm.name == FULL else _answers(subject, block, arm, plan.system, numbers)
+        same = {} if arm.name == FULL else _likeness(subject, block, arm, plan.system, replies, full)
+        for number, reply in replies.items():
+            found.add(arm.name, {**marks(block[number], reply.text), **same.get(number, {})}, number)
 
 
-def _answer(subject: Subject, item: Item, arm: Arm, system: str, most: int) -> Reply | None:
-    prompt = arm.build(item, system)
-    return None if prompt is None else subject.ask([prompt] * (1 + arm.company), arm.policy, most)[0]
+def _answers(
+    subject: Subject,
+    block: Sequence[Item],
+    arm: Arm,
+    system: str,
+    numbers: Sequence[int],
+    forced: Sequence[Sequence[int]] = (),
+) -> dict[int, Reply]:
+    """Replies to the items of some numbers, but for those of which an arm has no prompt."""
+    built = {number: arm.build(block[number], system) for number in numbers}
+    prompts = {number: prompt for number, prompt in built.items() if prompt is not None}
+    if not prompts:
+        return {}
+    most = MOST_TOKENS[block[0].form]
+    replies = subject.ask([*prompts.values()] * (1 + arm.company), arm.policy, most, forced)
+    return dict(zip(prompts, replies, strict=False))
 
 
-def _likeness(subject: Subject, item: Item, arm: Arm, system: str, reply: Reply, full: Reply) -> dict[str, Mark]:
-    """How like full recompute's answer an arm's is."""
-    forced = reply
-    if reply.token_ids != full.token_ids:
-        prompt = arm.build(item, system)
-        assert prompt is not None, "an arm that answered has a prompt"
-        forced = subject.ask([prompt] * (1 + arm.company), arm.policy, 1, full.token_ids)[0]
+def _likeness(
+    subject: Subject,
+    block: Sequence[Item],
+    arm: Arm,
+    system: str,
+    replies: Mapping[int, Reply],
+    full: Mapping[int, Reply],
+) -> dict[int, dict[str, Mark]]:
+    """How like full recompute's answers an arm's are; where they differ, it is made to say full recompute's."""
+    other = [number for number, reply in replies.items() if reply.token_ids != full[number].token_ids]
+    told = {**replies}
+    if other:
+        told |= _answers(subject, block, arm, system, other, [full[number].token_ids for number in other])
     return {
-        "agreement": (float(reply.text == full.text), 1.0),
-        "first_token": (float(reply.token_ids[0] == full.token_ids[0]), 1.0),
-        "kl": (divergence(full.logprobs, forced.logprobs), 1.0),
+        number: {
+            "agreement": (float(reply.text == full[number].text), 1.0),
+            "first_token": (float(reply.token_ids[0] == full[number].token_ids[0]), 1.0),
+            "kl": (divergence(full[number].logprobs, told[number].logprobs), 1.0),
+        }
+        for number, reply in replies.items()
     }
 
 

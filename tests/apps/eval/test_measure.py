@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,11 @@ from tests.engine.faults import FAULTS
 def test_a_forced_answer_has_the_probabilities_of_a_free_one(subject: Subject, item: Item) -> None:
     prompt = plain(item, "")
     free = subject.ask([prompt], NONE, 6)[0]
-    forced = subject.ask([prompt], NONE, 1, free.token_ids)[0]
+    forced = subject.ask([prompt], NONE, 1, [free.token_ids])[0]
     assert forced.token_ids == free.token_ids and len(free.token_ids) == 6
     assert measure.divergence(free.logprobs, forced.logprobs) < 1e-9
     other = [(token + 1) % 300 for token in free.token_ids]
-    told = subject.ask([prompt], NONE, 1, other)[0]
+    told = subject.ask([prompt], NONE, 1, [other])[0]
     assert list(told.token_ids) == other
     assert torch.allclose(told.logprobs[0], free.logprobs[0]) and not torch.allclose(told.logprobs[1], free.logprobs[1])
 
@@ -55,13 +56,13 @@ def test_one_segment_at_the_prompts_head_is_exact(subject: Subject, item: Item) 
     prompt = plain(alone, "")
     prompt = type(prompt)(prompt.segments, prompt.tail, template=False)
     full = subject.ask([prompt], NONE, 4)[0]
-    cached = subject.ask([prompt], CACHED, 1, full.token_ids)[0]
+    cached = subject.ask([prompt], CACHED, 1, [full.token_ids])[0]
     assert cached.report.segments[0].outcome == "encoded"
     assert measure.divergence(full.logprobs, cached.logprobs) < 1e-9
     subject.forget()
     with pytest.MonkeyPatch.context() as patch:
         FAULTS["drop-transition"](patch)
-        broken = subject.ask([prompt], CACHED.with_(seam=24), 1, full.token_ids)[0]
+        broken = subject.ask([prompt], CACHED.with_(seam=24), 1, [full.token_ids])[0]
     assert measure.divergence(full.logprobs, broken.logprobs) > 1e-7
 
 
@@ -108,3 +109,15 @@ def test_what_drift_compares_is_sensitive(subject: Subject, item: Item) -> None:
 
 def test_a_model_has_its_folders_name(subject: Subject, folder: Path) -> None:
     assert subject.name == folder.name and subject.num_parameters > 1000
+
+
+def test_items_may_run_together(subject: Subject, item: Item) -> None:
+    other = Item("T", 1, item.passages[::-1], item.question, item.answers)
+    plan = measure.Plan(("full", "transition", "gold-removed"))
+    alone = measure.measure(subject, "T", [item, other, item], plan)
+    together = measure.measure(subject, "T", [item, other, item], replace(plan, at_once=2))
+    for one, two in zip(measure.records("tiny", alone), measure.records("tiny", together), strict=True):
+        assert (one.arm, one.metric, one.n) == (two.arm, two.metric, two.n)
+        assert one.value == pytest.approx(two.value, abs=1e-9)
+    # the item without gold passages has no such arm, whichever company it ran in
+    assert [mark is None for mark in together.marks("gold-removed", "kl")] == [False, True, False]
