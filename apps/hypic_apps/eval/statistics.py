@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,15 +50,12 @@ def gap(marks: Sequence[Mark], baseline: Sequence[Mark]) -> Interval | None:
     return _between(value, _resampled(top, bottom) - _resampled(top_before, bottom_before))
 
 
-def mean_gap(gaps: Sequence[tuple[Sequence[Mark], Sequence[Mark]]]) -> Interval:
-    """The mean of several sets' gaps, each set resampled by itself."""
-    values, spread = [], np.zeros(RESAMPLES)
-    for place, (marks, baseline) in enumerate(gaps):
-        top, bottom = _columns(marks)
-        top_before, bottom_before = _columns(baseline)
-        values.append(float(top.sum() / bottom.sum() - top_before.sum() / bottom_before.sum()))
-        spread += (_resampled(top, bottom, place) - _resampled(top_before, bottom_before, place)) / len(gaps)
-    return _between(float(np.mean(values)), spread)
+def mean_of(found: Sequence[Interval]) -> Interval:
+    """The mean of independent values; their distances to either end of their intervals add up in squares."""
+    value = sum(one.value for one in found) / len(found)
+    below = math.sqrt(sum((one.value - one.low) ** 2 for one in found)) / len(found)
+    above = math.sqrt(sum((one.high - one.value) ** 2 for one in found)) / len(found)
+    return Interval(value, value - below, value + above)
 
 
 def _columns(marks: Sequence[Mark]) -> tuple[Numbers, Numbers]:
@@ -65,9 +63,9 @@ def _columns(marks: Sequence[Mark]) -> tuple[Numbers, Numbers]:
     return rows[:, 0], rows[:, 1]
 
 
-def _resampled(top: Numbers, bottom: Numbers, stream: int = 0) -> Numbers:
+def _resampled(top: Numbers, bottom: Numbers) -> Numbers:
     """The metric of ``RESAMPLES`` samples with replacement; the same items are drawn for every arm."""
-    drawn = np.random.default_rng([SEED, stream]).integers(len(top), size=(RESAMPLES, len(top)))
+    drawn = np.random.default_rng(SEED).integers(len(top), size=(RESAMPLES, len(top)))
     totals = bottom[drawn].sum(1)
     shares: Numbers = np.divide(top[drawn].sum(1), totals, out=np.full(RESAMPLES, np.nan), where=totals > 0)
     return shares

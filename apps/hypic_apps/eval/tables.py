@@ -9,8 +9,11 @@ from hypic_apps.eval.drift import DISTANCES, Drift
 from hypic_apps.eval.grading import PRIMARY
 from hypic_apps.eval.measure import Record
 from hypic_apps.eval.sets import SETS
+from hypic_apps.eval.statistics import Interval, mean_of
 
 Key = tuple[str, str, str]
+# The sets whose mean gap is the main figure: those that no order or reference across passages decides.
+MEANT = ("S1", "S3", "S6", "S7", "S8")
 SHORT = {"exact_match": "exact match", "rouge_l": "ROUGE-L", "tool": "right tool"}
 
 
@@ -41,14 +44,28 @@ def quality(records: Sequence[Record]) -> list[str]:
 
 
 def gaps(records: Sequence[Record]) -> list[str]:
-    """Arms by sets: points more or fewer than full recompute on the same items, with the paired 95 % interval."""
+    """Arms by sets: points more or fewer than full recompute on the same items, with the paired 95 % interval.
+
+    The last column is the mean over the sets of ``MEANT``, where there are several.
+    """
     found, sets = by_key(records), _names(records, "set")
-    lines = _head("arm against full", sets)
+    meant = [name for name in sets if name in MEANT]
+    lines = _head("arm against full", [*sets, *([f"mean of {', '.join(meant)}"] if len(meant) > 1 else [])])
     for arm in _names(records, "arm"):
-        rows = [found.get((name, arm, primary(name))) for name in sets]
-        if any(row is not None and row.gap_to_full is not None for row in rows):
-            lines.append(f"| {arm} | {' | '.join(_gap(row) for row in rows)} |")
+        rows = {name: apart(found.get((name, arm, primary(name)))) for name in sets}
+        if not any(rows.values()):
+            continue
+        kept = [row for name in meant if (row := rows[name]) is not None]
+        last = [mean_of(kept) if len(kept) == len(meant) else None] if len(meant) > 1 else []
+        lines.append(f"| {arm} | {' | '.join(_points(row) for row in (*rows.values(), *last))} |")
     return lines
+
+
+def apart(record: Record | None) -> Interval | None:
+    """A record's gap to full recompute, if it has one."""
+    if record is None or record.gap_to_full is None or record.gap_low is None or record.gap_high is None:
+        return None
+    return Interval(record.gap_to_full, record.gap_low, record.gap_high)
 
 
 def likeness(records: Sequence[Record]) -> list[str]:
@@ -108,10 +125,10 @@ def _share(record: Record | None) -> str:
     return f"{100 * record.value:.1f}{interval}"
 
 
-def _gap(record: Record | None) -> str:
-    if record is None or record.gap_to_full is None or record.gap_low is None or record.gap_high is None:
+def _points(gap: Interval | None) -> str:
+    if gap is None:
         return ""
-    return f"{100 * record.gap_to_full:+.1f} ({100 * record.gap_low:+.1f} to {100 * record.gap_high:+.1f})"
+    return f"{100 * gap.value:+.1f} ({100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
 
 
 def _percent(value: float | None) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from hypic_apps.eval import calls, grading
 from hypic_apps.eval.items import Form, Item
-from hypic_apps.eval.statistics import estimate, gap, mean_gap
+from hypic_apps.eval.statistics import Interval, estimate, gap, mean_of
 from hypic_apps.train.world import NOT_STATED
 
 
@@ -111,5 +111,8 @@ def test_gaps_are_paired() -> None:
     # five items of a hundred differ: sqrt(0.05 * 0.95 / 100) = 0.022, where unpaired it would be 0.07
     assert worse is not None and worse.value == pytest.approx(-0.05)
     assert worse.high - worse.low == pytest.approx(2 * 1.96 * 0.022, rel=0.2)
-    both = mean_gap([(after, before), (before, before)])
-    assert both.value == pytest.approx(-0.025) and both.low < both.value < both.high
+
+
+def test_means_of_independent_gaps() -> None:
+    both = mean_of([Interval(-0.04, -0.07, -0.02), Interval(0.0, -0.04, 0.0)])
+    assert (both.value, both.low, both.high) == (pytest.approx(-0.02), pytest.approx(-0.045), pytest.approx(-0.01))
