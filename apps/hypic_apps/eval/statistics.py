@@ -41,11 +41,17 @@ def estimate(marks: Sequence[Mark], *, is_share: bool) -> Interval | None:
 
 
 def gap(marks: Sequence[Mark], baseline: Sequence[Mark]) -> Interval | None:
-    """How much more or less an arm gets than the baseline on the same items, resampled pair by pair."""
+    """How much more or less an arm gets than the baseline on the same items, resampled pair by pair.
+
+    Where no item differs, resampling would claim certainty: the interval is then that of a share of none, to both sides.
+    """
     top, bottom = _columns(marks)
     top_before, bottom_before = _columns(baseline)
     if not bottom.sum() or not bottom_before.sum():
         return None
+    if list(marks) == list(baseline):
+        most = wilson(0, len(top))[1]
+        return Interval(0.0, -most, most)
     value = float(top.sum() / bottom.sum() - top_before.sum() / bottom_before.sum())
     return _between(value, _resampled(top, bottom) - _resampled(top_before, bottom_before))
 
