@@ -43,7 +43,7 @@ def estimate(marks: Sequence[Mark], *, is_share: bool) -> Interval | None:
 def gap(marks: Sequence[Mark], baseline: Sequence[Mark]) -> Interval | None:
     """How much more or less an arm gets than the baseline on the same items, resampled pair by pair.
 
-    Where no item differs, resampling would claim certainty: the interval is then that of a share of none, to both sides.
+    Where no item differs, resampling would claim certainty: the interval is then that of a share of none, both ways.
     """
     top, bottom = _columns(marks)
     top_before, bottom_before = _columns(baseline)
