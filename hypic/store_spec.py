@@ -45,7 +45,7 @@ def parse_store(text: str) -> tuple[TierSpec, ...]:
     Raises:
         ConfigError: a tier is unknown, named twice or out of order, or lacks its size or path.
     """
-    tiers = tuple(_tier(part.strip(), text) for part in re.split(r",(?=\s*[A-Za-z]+:)", text))
+    tiers = tuple(_tier(part.strip(), text) for part in re.split(r",(?=\s*(?:[A-Za-z]+:|$))", text))
     schemes = [tier.scheme for tier in tiers]
     if schemes != sorted(set(schemes), key=SCHEMES.index):
         raise ConfigError(f"store is {text!r}; name each tier once, the fastest first: device, host, disk.")

@@ -50,6 +50,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.sampler",),
     ("hypic.engine.graphs",),
     ("hypic.engine.runner",),
+    ("hypic.engine.speed",),
     ("hypic.engine.request",),
     ("hypic.engine.jobs",),
     ("hypic.engine.lookup",),

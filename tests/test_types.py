@@ -107,7 +107,7 @@ def test_the_shortest_segment_follows_the_seam() -> None:
         ({"memory": 1.5}, "memory is 1.5; a share must lie between 0 and 1"),
         ({"memory": "8 Gb"}, "'8 Gb' is not a size"),
         ({"memory": "lots"}, "'lots' is not a size"),
-        ({"store": "disk://1GiB"}, "store is 'disk://1GiB'; only 'device://SIZE'"),
+        ({"store": "disk://1GiB"}, "'disk://1GiB' has no absolute path"),
         ({"store": "device://much"}, "'much' is not a size"),
         ({"max_running": 0}, "max_running is 0; it must be a whole number, 1 or more"),
         ({"page_size": 1.0}, "page_size is 1.0"),

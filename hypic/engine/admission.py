@@ -143,7 +143,7 @@ class Admission:
         held = request.held
         assert held is not None, "a snapshot is taken of what a request holds"
         slots = held.slots[:length].copy()
-        pages = np.unique(slots // self.pool.page_size).tolist()
+        pages = self.pool.pages_of(slots)
         self.pool.share_pages(pages)
         own = len(set(pages) & set(held.pages))
         num_bytes = self.pool.layout.state_bytes + own * self.pool.page_bytes
@@ -285,7 +285,6 @@ class Admission:
         self.store.count(pending is not None, pending is None)
         if pending is not None:
             request.outcomes.setdefault(planned.key, ("hit", ""))
-            request.tiers.setdefault(planned.key, pending.tier.name)
             return self._joined(request, self.jobs.load(request, span, pages, pending))
         reason = self._reason(request, span, base, choice.reason)
         request.outcomes.setdefault(planned.key, ("encoded", reason))
@@ -295,6 +294,8 @@ class Admission:
     def _joined(self, request: Request, job: Encode | Load) -> CachedSegment:
         job.waiters[request.id] = request
         self.store.pin(job.entry)
+        if isinstance(job, Load):
+            request.tiers.setdefault(job.entry.key, job.pending.tier.name)
         return job.entry
 
     def _reason(self, request: Request, span: Interior, base: CachedSegment | None, given: str) -> str:

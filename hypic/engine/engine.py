@@ -20,6 +20,7 @@ from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
 from hypic.engine.scheduler import Scheduler, Work
 from hypic.engine.segment import CachedSegment
+from hypic.engine.speed import measure_encode
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.opening import open_store
 from hypic.engine.watch import ReuseWatch
@@ -97,6 +98,8 @@ class Engine:
         self.runner, self.vocabulary = runner, vocabulary
         self.store = DeviceStore(runner.pool, store_bytes)
         self.tiers = open_store(self.store, runner.identity, tiers)
+        if tiers:
+            self.tiers.costs.encode.see(*measure_encode(runner, max_step_tokens))
         self.admission = Admission(runner.pool, self.store, self.tiers, runner.max_context)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler = Sampler()

@@ -109,6 +109,9 @@ class Jobs:
                 continue
             if job.pending.is_lost:
                 stranded.update(job.waiters)
+                for request in job.waiters.values():  # it was no hit after all
+                    request.outcomes.pop(key, None)
+                    request.tiers.pop(key, None)
                 self._lose(job)
                 continue
             del self.loading[key]

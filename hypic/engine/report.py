@@ -68,4 +68,5 @@ def _segment(request: Request, planned: PlannedSegment, pool: Pool) -> SegmentRe
     outcome, reason = request.outcomes.get(planned.key, ("hit", ""))
     pages = pool.pages_for(num_tokens - request.prompt.policy.seam)
     num_bytes = pages * pool.page_bytes + pool.layout.state_bytes + pool.layout.transition_bytes
-    return SegmentReport(segment.kind, segment.name, segment.source, outcome, num_tokens, num_bytes, "device", reason)
+    tier = request.tiers.get(planned.key, "device")
+    return SegmentReport(segment.kind, segment.name, segment.source, outcome, num_tokens, num_bytes, tier, reason)

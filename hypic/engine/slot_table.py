@@ -44,5 +44,6 @@ class SlotTable:
                 values.append(context[first:])
         if places:
             both = torch.from_numpy(np.stack([np.concatenate(places), np.concatenate(values)]).astype(np.int64))
-            there, slots = both.to(self.flat.device).unbind(0)
+            both = both.pin_memory() if self.flat.is_cuda else both  # a copy from other memory would be waited for
+            there, slots = both.to(self.flat.device, non_blocking=True).unbind(0)
             self.flat.index_copy_(0, there, slots.int())

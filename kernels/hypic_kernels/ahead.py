@@ -10,12 +10,12 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hypic_kernels import interpreted
 
-OPERATIONS = ("delta", "conv", "pointwise")
+OPERATIONS = ("attention", "delta", "conv", "pointwise")
 
 
 def _result(name: str, launch: Any, capability: int, room: int) -> dict[str, object]:
@@ -26,6 +26,15 @@ def _result(name: str, launch: Any, capability: int, room: int) -> dict[str, obj
     except (TritonError, RuntimeError) as fault:
         return {"name": name, "capability": capability, "fits": False, "fault": f"{type(fault).__name__}: {fault}"}
     return {"name": name, "capability": capability, "fits": shared_bytes <= room, "shared_bytes": shared_bytes}
+
+
+def _launches(operation: str, every: bool, room: int) -> Iterable[tuple[str, Any]]:
+    """Names and launches; attention's layouts depend on the shared memory of the chip."""
+    module = importlib.import_module(f"hypic_kernels.{operation}.ahead")
+    found: Iterable[tuple[str, Any]] = (
+        module.launches(every=every, room=room) if operation == "attention" else module.launches(every=every)
+    )
+    return found
 
 
 def main(words: Sequence[str]) -> int:
@@ -41,8 +50,8 @@ def main(words: Sequence[str]) -> int:
 
     has_failed = False
     for operation in given.operations or OPERATIONS:
-        for name, launch in importlib.import_module(f"hypic_kernels.{operation}.ahead").launches(every=given.every):
-            for capability in given.capability or SHARED_BYTES:
+        for capability in given.capability or SHARED_BYTES:
+            for name, launch in _launches(operation, given.every, SHARED_BYTES[capability]):
                 result = _result(name, launch, capability, SHARED_BYTES[capability])
                 has_failed |= not result["fits"]
                 print(json.dumps(result), flush=True)

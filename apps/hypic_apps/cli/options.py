@@ -26,6 +26,8 @@ HELP: Mapping[str, str] = {
     "load_format": " or ".join(LOAD_FORMATS),
     "adapter": "folder or repository of one PEFT LoRA adapter, merged into the weights",
     "threads": "threads of torch on a CPU",
+    "kernels": "auto (on a GPU with Triton), on or off; on a CPU their slow references are run",
+    "graphs": "record small steps on a GPU before the engine is ready",
     "reuse": "what may be reused: cached segments, exact prompt heads, or nothing",
     "seam": "tokens at a segment's head that are run in context",
     "min_segment_tokens": "shorter segments are run live; by default four seams",

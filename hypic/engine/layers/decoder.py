@@ -13,6 +13,7 @@ from hypic.engine.batch import Batch, Final
 from hypic.engine.layers.attention import Attention, Turns
 from hypic.engine.layers.linear_attention import Mixer, mix
 from hypic.engine.layers.mla import LatentAttention
+from hypic.engine.layers.moe import Experts
 from hypic.engine.layers.rotary import Angles, Rotary
 from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
 
@@ -82,6 +83,13 @@ class Decoder(nn.Module):
         """Whether all full attention, if there is any, is of the kind that kernels read through pages."""
         attending = [mixer for mixer in self.mixers() if isinstance(mixer.kept, AttentionShape)]
         return all(isinstance(mixer, Attention) for mixer in attending)
+
+    @property
+    def is_recordable(self) -> bool:
+        """Whether a step asks nothing of the host: attention is the kernels', and experts are one grouped product."""
+        weight = self.embed_tokens.weight
+        experts = [module for module in self.modules() if isinstance(module, Experts)]
+        return self.is_paged and all(module.can_group(weight) for module in experts)
 
     @property
     def layout(self) -> Layout:

@@ -24,8 +24,8 @@ logger = logging.getLogger("hypic")
 class Pending:
     """An entry that is being fetched. ``is_over`` once it is read or lost; ``image`` stays ``None`` if it is lost.
 
-    ``is_claimed``: pages and slots are waiting for it; ``is_unwanted``: it was forgotten meanwhile. ``event`` is the
-    device's, of the copies that are under way.
+    ``is_claimed``: pages and slots are waiting for it; ``is_unwanted``: it was forgotten meanwhile; ``is_extra``: it is
+    not worth waiting for. ``event`` is the device's, of the copies that are under way.
     """
 
     key: bytes
@@ -36,6 +36,7 @@ class Pending:
     is_over: bool = False
     is_claimed: bool = False
     is_unwanted: bool = False
+    is_extra: bool = False
     began_s: float = 0.0
     event: object = None
 

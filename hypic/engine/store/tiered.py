@@ -78,23 +78,25 @@ class Tiered:
 
     def choose(self, key: bytes, ids: tuple[int, ...]) -> Choice:
         """Load or encode; what is to be loaded begins to be read."""
-        if not self.tiers:
-            return Choice()
+        if not self.tiers or key in self._reasons:
+            return Choice(None, self._reasons.get(key, ""))
         pending = self._pending.get(key) or self._on_its_way(key, ids)
-        if pending is not None and not pending.is_lost:
+        if pending is not None and not pending.is_lost and (pending.is_over or not pending.is_extra):
             return Choice(pending)
-        self._pending.pop(key, None)
         found = self.find(key)
         if found is None:
-            return Choice(None, self._reasons.pop(key, ""))
+            return Choice()
         tier, stored = found
-        ahead = self.reader.num_bytes if tier.blocks else 0
+        ahead = self.reader.num_bytes if tier.blocks and pending is None else 0
         reason = self.costs.objection(tier.name, stored.num_bytes, stored.num_tokens, ahead)
-        if reason and not (tier.blocks and ahead == 0):
-            return Choice(None, reason)
         # An idle reader reads even what is not worth waiting for: speeds change, and the host tier may take it in.
-        pending = self._fetch(Pending(key, ids, tier, stored.num_bytes, began_s=time.perf_counter()))
-        return Choice(None, reason) if reason else Choice(pending)
+        is_extra = bool(reason)
+        if pending is None and (not is_extra or (tier.blocks and ahead == 0)):
+            pending = self._fetch(Pending(key, ids, tier, stored.num_bytes, is_extra=is_extra))
+        if pending is None or is_extra:
+            return Choice(None, reason)
+        pending.is_extra = False
+        return Choice(pending)
 
     def install(self, pending: Pending, entry: CachedSegment) -> bool:
         """Move what has been read into an entry's pages and slots; whether that is over, or the entry is lost."""
@@ -116,6 +118,8 @@ class Tiered:
         """Nobody waits for it any more; what the device copies is waited for, since its slots are given back."""
         if isinstance(pending.event, torch.cuda.Event):
             pending.event.synchronize()
+        if pending.is_lost:
+            self._note(pending.key, "lost")
         self._pending.pop(pending.key, None)
 
     def wait(self, timeout_s: float) -> None:
@@ -130,6 +134,7 @@ class Tiered:
 
     def made(self, entry: CachedSegment) -> None:
         """A new entry is in the device's store: it is to be saved when there is time."""
+        self._reasons.pop(entry.key, None)
         if any(tier.blocks for tier in self.tiers):
             self._unsaved[entry.key] = entry
 
@@ -256,7 +261,8 @@ class Tiered:
         return encoding.decode(held, verify=False)
 
     def _note(self, key: bytes, reason: str) -> None:
-        self._reasons[key] = reason
+        """Why an entry is not to be loaded until it has been made again."""
+        self._reasons.setdefault(key, reason)
         while len(self._reasons) > MAX_REASONS:
             self._reasons.popitem(last=False)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypic_kernels import available, interpreted
 from hypic_kernels.attention import reference
-from hypic_kernels.attention.check import Variant, is_trusted
+from hypic_kernels.attention.check import Variant
 from hypic_kernels.attention.layout import (
     Choice,
     Config,
@@ -28,6 +28,7 @@ from hypic_kernels.attention.layout import (
     scratch_numbers,
 )
 from hypic_kernels.attention.plan import ChainQueries, Plan, PlanError, PlanSizes, plan_of
+from hypic_kernels.trust import is_trusted
 
 __all__ = [
     "Backend",
@@ -191,6 +192,8 @@ def _run(
         from hypic_kernels.attention import triton as kernel
 
         config = config or default_config(dims, keys.dtype, plan.tile, kernel.shared_bytes(out.device))
+        if plan.tile > config.block_m:
+            raise LayoutError(f"tiles of {plan.tile} tokens do not fit into {config.block_m} rows; plan smaller ones.")
         if backend == "triton" or _is_right(q, keys, plan, out, dims, config):
             kernel.attend(q, keys, values, plan, cos, sin, scale, out, dims, config, scratch)
             return out

@@ -10,8 +10,8 @@ and calls ``scaled_dot_product_attention`` with a mask, chain after chain.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -28,8 +28,10 @@ from hypic_kernels.attention import Choice, Config, HeadDims, Load, choose
 from hypic_kernels.attention.check import TOLERANCES
 from hypic_kernels.attention.layout import candidates
 from hypic_kernels.attention.plan import Plan
-from hypic_kernels.attention.problem import Problem, Work, relative_error
+from hypic_kernels.attention.problem import Problem, Work
 from hypic_kernels.attention.reference import rotated
+from hypic_kernels.timing import replayed_s
+from hypic_kernels.trust import relative_error
 
 WIDE = HeadDims(8, 256, 256, 64)
 LATENT = HeadDims(32, 64, 512, 64, is_latent=True)
@@ -165,28 +167,9 @@ class Gathered:
         return found
 
 
-def median_s(run: Callable[[], object], repeats: int) -> float:
-    """Of device time, after three runs to warm up."""
-    event: Any = torch.cuda.Event
-    times = []
-    for _ in range(repeats + 3):
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(float(start.elapsed_time(end)) / 1000)
-    return statistics.median(times[3:])
-
-
 def timed(work: Workload, run: Callable[[int], None], repeats: int) -> dict[str, float]:
     """Of one call, from a graph of one call a layer."""
-    num_layers = len(work.keys)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for layer in range(num_layers):
-            run(layer)
-    call_s = median_s(graph.replay, repeats) / num_layers
+    call_s = replayed_s([functools.partial(run, layer) for layer in range(len(work.keys))], repeats)
     case = work.case
     return {
         "call_us": round(call_s * 1e6, 1),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hypic_kernels.attention.jit import jit
 from hypic_kernels.attention.plan import Plan
+from hypic_kernels.launch import Launch
 
 HEADS_AT_ONCE = 8
 
@@ -64,14 +65,15 @@ def _combine(
     tl.store(places, mixed.to(out.dtype.element_ty), mask=inside)
 
 
-def combine(parts: Tensor, logs: Tensor, plan: Plan, out: Tensor) -> None:
+def combine(parts: Tensor, logs: Tensor, plan: Plan, out: Tensor) -> Launch:
     """Writes the rows of ``out [N, H, V]`` that a tile names; ``parts [splits, N, H, V]``, ``logs [splits, N, H]``."""
     num_tokens, (_, num_heads, value_dim) = len(plan.positions), out.shape
     block_h, size = min(HEADS_AT_ONCE, triton.next_power_of_2(num_heads)), num_tokens * num_heads
     programs = len(plan.tile_count) * plan.tile * triton.cdiv(num_heads, block_h)
-    _combine[(programs,)](
+    arguments = (
         parts, logs, plan.tile_first, plan.tile_count, out, size * value_dim, size, out.stride(0), out.stride(1),
         plan.num_splits,
-        TILE=plan.tile, HEADS=num_heads, V=value_dim, BLOCK_H=block_h,
-        BLOCK_V=triton.next_power_of_2(value_dim), num_warps=4,
     )  # fmt: skip
+    block_v = triton.next_power_of_2(value_dim)
+    constants = {"TILE": plan.tile, "HEADS": num_heads, "V": value_dim, "BLOCK_H": block_h, "BLOCK_V": block_v}
+    return Launch(_combine, (programs,), arguments, constants, num_warps=4)

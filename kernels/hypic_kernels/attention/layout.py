@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -224,3 +225,26 @@ def candidates(dims: HeadDims, dtype: torch.dtype) -> list[tuple[int, Config]]:
 def scratch_numbers(num_splits: int, num_tokens: int, num_heads: int, value_dim: int) -> int:
     """float32 numbers that the parts of a plan take; none without splits."""
     return num_splits * num_tokens * num_heads * (value_dim + 1) if num_splits > 1 else 0
+
+
+TILES = (1, 4, 16, 64)
+"""Tokens a tile, from decode to prefill."""
+HEADS = {
+    "64": HeadDims(4, 64, 64, 64),
+    "96": HeadDims(4, 96, 96, 96),
+    "128": HeadDims(4, 128, 128, 128),
+    "192": HeadDims(4, 192, 192, 64),
+    "192-128": HeadDims(1, 192, 128, 64),
+    "256": HeadDims(8, 256, 256, 64),
+    "256-none": HeadDims(8, 256, 256, 0),
+    "latent": HeadDims(32, 64, 512, 64, is_latent=True),
+}
+"""Heads of models that there are, by which layouts are tried."""
+
+
+def layouts(dims: HeadDims, dtype: torch.dtype, room: int, wanted: Sequence[int] = TILES) -> dict[Config, int]:
+    """What may be chosen where a program has ``room`` bytes, with the largest tile of each; keys turned either way."""
+    tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, room)]
+    chosen = {default_config(dims, dtype, tile, room): tile for tile in tiles}
+    once = {config._replace(turns_once=True): tile for config, tile in chosen.items()}
+    return chosen | once if dims.rotary_dim else chosen

@@ -142,13 +142,3 @@ def _padded_plan(chains: Sequence[ChainQueries], tile: int, num_splits: int, spa
     return plan_of(
         chains, tile=tile, num_splits=num_splits, sizes=PlanSizes(*(number + spare for number in plan.sizes))
     )
-
-
-def relative_error(result: Tensor, exact: Tensor) -> float:
-    """``|result - exact| / |exact|``, infinite unless NaN stands in exactly the same places."""
-    known = ~exact.isnan()
-    if bool((result.isnan() == known).any()):
-        return math.inf
-    difference = torch.where(known, result.to(exact.dtype) - exact, 0.0)
-    scale = torch.where(known, exact, 0.0).norm()
-    return float(difference.norm() / scale.clamp_min(torch.finfo(exact.dtype).tiny))

@@ -6,8 +6,8 @@ package's ``attend`` does.
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
-import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from hypic_kernels.attention.combine import combine
 from hypic_kernels.attention.jit import jit
 from hypic_kernels.attention.layout import Config, HeadDims, pieces, scratch_numbers
 from hypic_kernels.attention.plan import Plan
-from hypic_kernels.attention.turn import turn
+from hypic_kernels.attention.turn import ready_keys, turn
+from hypic_kernels.launch import Launch
 
 _NO_POSITION = tl.constexpr(2**31 - 1)
 _LOG2_E = 1.4426950408889634
@@ -382,6 +383,47 @@ def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> 
     }
 
 
+def launches(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: Plan,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    scale: float,
+    out: Tensor,
+    dims: HeadDims,
+    config: Config,
+    scratch: Tensor | None = None,
+) -> Iterator[Launch]:
+    """Keys turned once if ``config`` says so, attention, parts put together if there are any."""
+    num_heads, key_heads, splits = q.shape[1], keys.shape[1], plan.num_splits
+    ready, target, logs, strides = keys, out, plan.slots, (out.stride(0), out.stride(1), 0, 0)
+    if config.turns_once and cos is not None and sin is not None:
+        ready = ready_keys(keys, plan, dims)
+        yield turn(keys, plan, cos, sin, dims, ready)
+    if splits > 1:
+        size = len(plan.positions) * num_heads
+        numbers, ends = scratch_numbers(splits, len(plan.positions), num_heads, dims.value_dim), size * dims.value_dim
+        scratch = torch.empty(numbers, dtype=torch.float32, device=out.device) if scratch is None else scratch
+        target, logs = scratch[: splits * ends], scratch[splits * ends : numbers]
+        strides = (num_heads * dims.value_dim, dims.value_dim, ends, size)
+    blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
+    arguments = (
+        q, keys, values, keys if cos is None else cos, keys if sin is None else sin, ready,
+        plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
+        plan.starts, plan.lengths, plan.positions, plan.tile_chain, plan.tile_first, plan.tile_count,
+        target, logs,
+        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
+        ready.stride(0), *strides, splits, scale * _LOG2_E,
+    )  # fmt: skip
+    variant = {"IS_SPLIT": splits > 1, "TURNS": cos is not None, "HAS_KEY_POSITIONS": plan.key_positions is not None}
+    grid = (len(plan.tile_count) * key_heads * blocks * splits,)
+    yield Launch(_attend, grid, arguments, variant | constants(dims, key_heads, plan.tile, config), config.num_warps)
+    if splits > 1:
+        yield combine(target, logs, plan, out)
+
+
 def attend(
     q: Tensor,
     keys: Tensor,
@@ -396,32 +438,6 @@ def attend(
     scratch: Tensor | None = None,
 ) -> None:
     """The twin of ``reference.attend``, in fp32 from tiles of the keys' type; ``out`` must not overlap an input."""
-    num_heads, key_heads, splits = q.shape[1], keys.shape[1], plan.num_splits
-    num_tiles, num_tokens = len(plan.tile_count), len(plan.positions)
-    if num_tiles == 0:
-        return
-    target, logs, strides = out, plan.slots, (out.stride(0), out.stride(1), 0, 0)
-    if splits > 1:
-        numbers = scratch_numbers(splits, num_tokens, num_heads, dims.value_dim)
-        scratch = torch.empty(numbers, dtype=torch.float32, device=out.device) if scratch is None else scratch
-        size = num_tokens * num_heads
-        target, logs = scratch[: splits * size * dims.value_dim], scratch[splits * size * dims.value_dim : numbers]
-        strides = (num_heads * dims.value_dim, dims.value_dim, size * dims.value_dim, size)
-    # Triton launches on the current device, whatever device its arguments are on.
-    with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
-        ready = keys
-        if config.turns_once and cos is not None and sin is not None:
-            ready = turn(keys, plan, cos, sin, dims)
-        blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
-        _attend[(num_tiles * key_heads * blocks * splits,)](
-            q, keys, values, keys if cos is None else cos, keys if sin is None else sin, ready,
-            plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
-            plan.starts, plan.lengths, plan.positions, plan.tile_chain, plan.tile_first, plan.tile_count,
-            target, logs,
-            q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-            ready.stride(0), *strides, splits, scale * _LOG2_E,
-            IS_SPLIT=splits > 1, TURNS=cos is not None, HAS_KEY_POSITIONS=plan.key_positions is not None,
-            num_warps=config.num_warps, **constants(dims, key_heads, plan.tile, config),
-        )  # fmt: skip
-        if splits > 1:
-            combine(target, logs, plan, out)
+    if len(plan.tile_count):
+        for launch in launches(q, keys, values, plan, cos, sin, scale, out, dims, config, scratch):
+            launch.run()

@@ -13,6 +13,7 @@ from torch import Tensor
 from hypic_kernels.attention.jit import jit
 from hypic_kernels.attention.layout import HeadDims
 from hypic_kernels.attention.plan import Plan
+from hypic_kernels.launch import Launch
 
 KEYS_AT_ONCE = 32
 
@@ -66,17 +67,24 @@ def _turn(
     tl.store(rows + BLOCK_HALF, (second * c + first * s).to(out.dtype.element_ty), mask=known[:, None])
 
 
-def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims) -> Tensor:
-    """``[L, Hkv, 2 * padded half]`` for the ``L`` slots of the plan, zero in channels that are padding.
+def ready_keys(keys: Tensor, plan: Plan, dims: HeadDims) -> Tensor:
+    """Room for keys that are turned: ``[L, Hkv, 2 * padded half]`` for the ``L`` slots of the plan."""
+    return torch.empty((len(plan.slots), keys.shape[1], 2 * dims.key_pieces[0]), dtype=keys.dtype, device=keys.device)
 
-    Rows that belong to no chain are not written.
-    """
-    num_slots, num_chains, key_heads, half = len(plan.slots), len(plan.starts), keys.shape[1], dims.key_pieces[0]
-    out = torch.empty((num_slots, key_heads, 2 * half), dtype=keys.dtype, device=keys.device)
-    _turn[(triton.cdiv(num_slots, KEYS_AT_ONCE) * key_heads,)](
+
+def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out: Tensor) -> Launch:
+    """Writes what turns of every key into ``out``, zero in channels that are padding; no rows that no chain holds."""
+    num_slots, num_chains, key_heads = len(plan.slots), len(plan.starts), keys.shape[1]
+    arguments = (
         keys, cos, sin, plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
         plan.starts, plan.lengths, out, num_slots, num_chains, keys.stride(0), keys.stride(1),
-        KEY_HEADS=key_heads, HALF=dims.half, BLOCK_HALF=half, BLOCK_N=KEYS_AT_ONCE,
-        BLOCK_C=triton.next_power_of_2(num_chains), HAS_KEY_POSITIONS=plan.key_positions is not None, num_warps=4,
     )  # fmt: skip
-    return out
+    constants = {
+        "KEY_HEADS": key_heads,
+        "HALF": dims.half,
+        "BLOCK_HALF": dims.key_pieces[0],
+        "BLOCK_N": KEYS_AT_ONCE,
+        "BLOCK_C": triton.next_power_of_2(num_chains),
+        "HAS_KEY_POSITIONS": plan.key_positions is not None,
+    }
+    return Launch(_turn, (triton.cdiv(num_slots, KEYS_AT_ONCE) * key_heads,), arguments, constants, num_warps=4)

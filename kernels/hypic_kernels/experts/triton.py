@@ -1,6 +1,7 @@
 """Kernels around the experts' products; a program per token, but for ranks."""
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
+import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -44,12 +45,12 @@ def _route(
 
 
 @jit
-def _rank(chosen: tl.tensor, places: tl.tensor, counts: tl.tensor, NUM: tl.tensor, BLOCK: tl.constexpr) -> None:
+def _rank(chosen: tl.tensor, ranks: tl.tensor, counts: tl.tensor, NUM: tl.tensor, BLOCK: tl.constexpr) -> None:
     """How many rows of its expert came before each; the counts are left behind."""
     here = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = tl.load(chosen + here, mask=here < NUM, other=0)
     rank = tl.atomic_add(counts + expert, 1, mask=here < NUM, sem="relaxed")
-    tl.store(places + here, rank, mask=here < NUM)
+    tl.store(ranks + here, rank, mask=here < NUM)
 
 
 @jit
@@ -57,6 +58,7 @@ def _scatter(
     x: tl.tensor,
     chosen: tl.tensor,
     rows: tl.tensor,
+    ranks: tl.tensor,
     places: tl.tensor,
     counts: tl.tensor,
     ends: tl.tensor,
@@ -67,7 +69,10 @@ def _scatter(
     BLOCK_E: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """A token's row is read once and written behind the rows of lower experts, at its rank among its own."""
+    """A token's row is read once and written behind the rows of lower experts, at its rank among its own.
+
+    Ranks and places are two tensors: one warp of a program may write while another still reads.
+    """
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, BLOCK_E)
     count = tl.load(counts + experts, mask=experts < E, other=0)
@@ -76,7 +81,7 @@ def _scatter(
     for slot in tl.static_range(TOP_K):
         expert = tl.load(chosen + token * TOP_K + slot)
         before = tl.sum(tl.where(experts < expert, count, 0), axis=0)
-        place = before + tl.load(places + token * TOP_K + slot)
+        place = before + tl.load(ranks + token * TOP_K + slot)
         tl.store(places + token * TOP_K + slot, place)
         for start in tl.static_range(0, D, BLOCK_D):
             channels = start + tl.arange(0, BLOCK_D)
@@ -141,13 +146,14 @@ def scatter(
 ) -> tuple[Launch, Launch]:
     """Two launches, one after the other; ``counts`` must be zero before the first."""
     num, width, num_experts = chosen.numel(), x.shape[1], len(ends)
-    ranks = Launch(_rank, (-(-num // RANKS_AT_ONCE),), (chosen, places, counts, num), {"BLOCK": RANKS_AT_ONCE}, 4)
+    ranks = torch.empty_like(places)
+    ranking = Launch(_rank, (-(-num // RANKS_AT_ONCE),), (chosen, ranks, counts, num), {"BLOCK": RANKS_AT_ONCE}, 4)
     constants = {
         "D": width, "E": num_experts, "TOP_K": chosen.shape[1], "BLOCK_E": _padded(num_experts),
         "BLOCK_D": min(2048, _padded(width)),
     }  # fmt: skip
-    copies = Launch(_scatter, (len(x),), (x, chosen, rows, places, counts, ends, x.stride(0)), constants, 4)
-    return ranks, copies
+    copies = Launch(_scatter, (len(x),), (x, chosen, rows, ranks, places, counts, ends, x.stride(0)), constants, 4)
+    return ranking, copies
 
 
 def combine(

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hypic_kernels.attention import HeadDims, LayoutError, attend, attend_latent, plan_of
-from hypic_kernels.attention.problem import Problem, Work, relative_error
+from hypic_kernels.attention.problem import Problem, Work
+from hypic_kernels.trust import relative_error
 
 DIMS = [
     HeadDims(2, 8, 6, 8),
