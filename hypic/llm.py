@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, overload
 
 from hypic import checkpoints
+from hypic.compare import Comparison, Question, compare
 from hypic.config import EngineConfig
 from hypic.engine import starting, weights
 from hypic.engine.engine import Emission, Task
@@ -122,12 +123,7 @@ class LLM(Keeping):
             return Completion.join(list(self.stream(prompt, sampling, **options)))
         given = {"policy": None, "tools": None, "chat_template_kwargs": None, **options}
         all_asked = [self._asked(one, sampling, **given) for one in prompt]
-        streams = [self._streamed(asked) for asked in all_asked]
-        try:
-            return [Completion.join(list(stream)) for stream in streams]
-        finally:
-            for stream in streams:
-                stream.close()
+        return _together([self._streamed(asked) for asked in all_asked])
 
     async def agenerate(self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer, for event loops."""
@@ -136,6 +132,29 @@ class LLM(Keeping):
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """``generate`` for a list of messages."""
         return Completion.join(list(self.stream(messages, sampling, **options)))
+
+    def compare(
+        self,
+        prompt: PromptLike,
+        max_tokens: int = 64,
+        *,
+        policy: Policy | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Comparison:
+        """The greedy answer in full, in full again in other company, and from segments; where the last differs, which
+        segment does it and what to set.
+
+        Raises:
+            ConfigError: the policy reuses no segments.
+            PromptError, PromptTooLong, StoreFull: as ``generate``.
+        """
+        task = self._asked(prompt, None, policy, tools, chat_template_kwargs).task
+        return compare(task.pieces, task.policy, max_tokens, self._compared)
+
+    def _compared(self, questions: Sequence[Question], sampling: SamplingParams) -> list[Completion]:
+        tasks = [Task(self._new_id(), pieces, sampling, policy) for pieces, policy in questions]
+        return _together([Stream(self._loop, self._submit(task), task, lambda answer: None) for task in tasks])
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 
@@ -201,6 +220,15 @@ class LLM(Keeping):
 
 def _unheard(emission: Emission) -> None:
     """Of a task that nobody waits for."""
+
+
+def _together(streams: Sequence[Stream]) -> list[Completion]:
+    """All answers; if one fails, the others are broken off."""
+    try:
+        return [Completion.join(list(stream)) for stream in streams]
+    finally:
+        for stream in streams:
+            stream.close()
 
 
 def _is_many(prompt: Any) -> bool:

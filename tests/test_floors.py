@@ -77,6 +77,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.registry", "hypic.tool_syntax"),
     ("hypic.tool_calls",),
     ("hypic.stream",),
+    ("hypic.compare",),
     ("hypic.turns", "hypic.warming"),
     ("hypic.keeping", "hypic.saved"),
     ("hypic.llm",),
@@ -100,9 +101,10 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
     # Floors are counted from a model's modules, and a geometry, which has no tokenizer, is asked by token ids.
     "hypic_apps.bench": ("hypic", "hypic.engine"),
-    # What dropping T costs shows in states and logits, which no public name gives out.
+    # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
         *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.scheduler", "hypic.engine.engine"),
+        *("hypic.engine.sampler", "hypic.engine.tokenizer", "hypic.engine.weights"),
     ),
 }
 

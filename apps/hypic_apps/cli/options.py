@@ -41,9 +41,9 @@ HELP: Mapping[str, str] = {
 }
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
+def add_engine_options(parser: argparse.ArgumentParser, *, policy: bool = True) -> None:
     """Adds a flag per field; what is left out of the command line is left to the defaults."""
-    for title, kind in (("engine", EngineConfig), ("policy", Policy)):
+    for title, kind in (("engine", EngineConfig), ("policy", Policy))[: 1 + policy]:
         group = parser.add_argument_group(title)
         hints = get_type_hints(kind)
         for setting in fields(kind):
