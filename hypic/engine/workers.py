@@ -36,7 +36,7 @@ from hypic.engine.shares import environment_of, settings_of
 from hypic.engine.speech import result_of, task_to_json
 from hypic.engine.store.texts import Texts, Wanted
 from hypic.errors import HypicError, WorkerLost
-from hypic.types import Forgotten
+from hypic.kept import Forgotten
 
 logger = logging.getLogger("hypic")
 # A worker that fails so often in a row is started again, though its heart beats.
