@@ -136,7 +136,7 @@ class Graphs:
 
     def _forward(self, sent: Sent, bucket: Bucket, decodes: bool) -> tuple[Tensor, Tensor]:
         slots = self.pool.table.flat if self.geometry.paged else None
-        batch = batch_of(sent, bucket.outputs, self.geometry, self.pool, slots)
+        batch = batch_of(sent, bucket.outputs, self.geometry, self.pool, slots, 1 if decodes else TILE)
         hidden, finite = self.model.forward_final(batch.standing_in(batch.final, (), (), decodes), self.pool)
         return self.model.logits(hidden), finite
 

@@ -64,7 +64,8 @@ class Bucket:
             **dict.fromkeys(interiors, self.interiors),
             **dict.fromkeys(("tile_chain", "tile_first", "tile_count"), self.tiles),
             "chunks": self.chunks,
-            "elements": self.elements,
+            **dict.fromkeys(("elements", "slotted_elements"), self.elements),
+            **dict.fromkeys(("copies_from", "copies_to"), self.writes - self.chains),
             "cu_elements": self.chains + 1,
         }
 
@@ -77,6 +78,8 @@ def padded(found: Arrays, bucket: Bucket, spare: Spare) -> dict[str, Ints]:
         "conv_write_sources": NOTHING,
         "conv_write_slots": NOWHERE,
         "write_slots": spare.state,
+        "copies_from": spare.state,
+        "copies_to": spare.state,
         "final_slots": NOWHERE,
         "chunks": bucket.tokens,
         "cu_elements": found["cu_elements"][-1],

@@ -8,18 +8,19 @@ Value head ``j`` uses key head ``j // (num_v_heads / num_k_heads)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hypic.engine.affine import Affine
 from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
+from hypic.engine.layers import delta_folds
 from hypic.engine.layers.conv import convolve_planned, convolve_rows
+from hypic.engine.layers.linear_kernels import placed
 from hypic.engine.layers.norm import GatedRMSNorm, l2_normalise, upcast
+from hypic.engine.layers.projections import Joined
 from hypic.engine.layers.rotary import Angles
 from hypic.engine.linear.delta import DeltaInputs, GatedDelta
 from hypic.engine.pool import LinearShape, Pool
@@ -74,6 +75,7 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_z = nn.Linear(shape.hidden_size, shape.value_size, bias=False)
         self.in_proj_b = nn.Linear(shape.hidden_size, shape.num_v_heads, bias=False)
         self.in_proj_a = nn.Linear(shape.hidden_size, shape.num_v_heads, bias=False)
+        self._joined = Joined(self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
         self.conv1d = nn.Conv1d(channels, channels, shape.conv_width, groups=channels, bias=False)
         self.A_log = nn.Parameter(torch.zeros(shape.num_v_heads))
         self.dt_bias = nn.Parameter(torch.zeros(shape.num_v_heads))
@@ -85,9 +87,7 @@ class GatedDeltaNet(nn.Module):
         return self.shape.kept
 
     def project(self, hidden: Tensor) -> Projected:
-        return Projected(
-            self.in_proj_qkv(hidden), self.in_proj_z(hidden), self.in_proj_b(hidden), self.in_proj_a(hidden)
-        )
+        return Projected(*self._joined(hidden))
 
     def convolve(self, projected: Projected, batch: Batch, pool: Pool, layer: int) -> Projected:
         mixed = convolve_rows(projected.mixed, self.conv1d.weight, batch, pool, layer)
@@ -113,19 +113,21 @@ class GatedDeltaNet(nn.Module):
 
     # -- by kernels --------------------------------------------------------------------------------------------------
 
-    def lift_rows(
-        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int
-    ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
+    def scan_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
         """See ``linear_kernels.FusedMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
-        maps = delta.lift(q, k, v, projected.a, projected.b, plan.chunks, rule=self._rule)
-
-        def read(states: Tensor) -> Tensor:
-            out = torch.empty_like(v, memory_format=torch.contiguous_format)
-            delta.read(maps.query, maps.offset, states, plan.chunks, out, norm=self._norm_of(projected))
-            return self._projected_back(out)
-
-        return Affine(maps.transition, maps.end_state), read
+        factors = delta.factor(q, k, v, projected.a, projected.b, plan.chunks, rule=self._rule)
+        if plan.folds is not None:
+            delta_folds.write(factors, plan.chunks, plan.folds, pool, layer)
+        states, raw = pool.states[layer], torch.empty(v.shape, dtype=torch.float32, device=v.device)
+        entries, slots = placed(plan, pool, layer), plan.final_slots
+        maps = (entries.transition, entries.end_state)
+        delta.scan(
+            plan.slotted, factors, plan.chunks, maps, states, raw, before=states, final=states, final_slots=slots
+        )
+        states.index_copy_(0, plan.copies_to, states.index_select(0, plan.copies_from))
+        out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+        return self._projected_back(delta.gated_norm(raw, self._norm_of(projected), out))
 
     def step_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
         """See ``linear_kernels.FusedMixer``."""

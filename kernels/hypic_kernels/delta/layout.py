@@ -60,9 +60,8 @@ def default_precision(dtype: torch.dtype) -> Precision:
 def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]:
     """Layouts worth measuring, the default first; every one of them is tested."""
     block, small = _block(64, key_dim, value_dim), _block(32, key_dim, value_dim)
-    shapes = [(block, block, 4), (block, block, 8), (block, small, 4), (small, small, 4)]
-    found = [LiftConfig(rows, columns, warps, stages) for rows, columns, warps in shapes for stages in (1, 2)]
-    return list(dict.fromkeys(found))
+    shapes = [(block, block, 4, 1), (block, small, 4, 1), (block, block, 8, 1), (block, block, 4, 2)]
+    return list(dict.fromkeys(LiftConfig(*shape) for shape in shapes))
 
 
 def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:

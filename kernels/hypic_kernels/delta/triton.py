@@ -37,8 +37,8 @@ def _merged(
 
 
 @jit
-def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
-    """``(I + lower)^-1`` of a strictly lower triangular ``[C, C]``: blocks of 16 side by side, then together."""
+def _blocks_inverse(lower: tl.tensor, C: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
+    """Inverses of the diagonal blocks of 16 rows, all at once; zero elsewhere."""
     blocks: tl.constexpr = C // 16
     rows, columns = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
     across, along = tl.arange(0, blocks)[:, None, None, None], tl.arange(0, blocks)[None, None, :, None]
@@ -46,9 +46,20 @@ def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION:
     own = tl.sum(tl.where(across == along, tiles, 0.0), axis=2)
     inverse = tl.where(rows == columns, 1.0, 0.0) - tl.where((rows >> 1) == (columns >> 1), own, 0.0)
     inverse = _merged(inverse, own, rows, columns, 1, 4, PRECISION)
-    spread = tl.where(across == along, inverse[:, :, None, :], 0.0)
+    return tl.reshape(tl.where(across == along, inverse[:, :, None, :], 0.0), (C, C))
+
+
+@jit
+def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
+    """``(I + lower)^-1`` of a strictly lower triangular ``[C, C]``: blocks of 16 side by side, then together."""
     rows, columns = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    return _merged(tl.reshape(spread, (C, C)), lower, rows, columns, 4, LEVELS, PRECISION)
+    if C == 16:
+        inverse = tl.where(rows == columns, 1.0, 0.0) - tl.where((rows >> 1) == (columns >> 1), lower, 0.0)
+        inverse = _merged(inverse, lower, rows, columns, 1, LEVELS, PRECISION)
+    else:
+        inverse = _blocks_inverse(lower, C, PRECISION)
+        inverse = _merged(inverse, lower, rows, columns, 4, LEVELS, PRECISION)
+    return inverse
 
 
 @jit
