@@ -53,7 +53,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.runner",),
     ("hypic.engine.speed",),
     ("hypic.engine.request",),
-    ("hypic.engine.jobs",),
+    ("hypic.engine.jobs", "hypic.engine.work"),
     ("hypic.engine.lookup",),
     ("hypic.engine.admission",),
     ("hypic.engine.scheduler",),
@@ -103,7 +103,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     "hypic_apps.bench": ("hypic", "hypic.engine"),
     # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
-        *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.scheduler", "hypic.engine.engine"),
+        *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.work", "hypic.engine.engine"),
         *("hypic.engine.sampler", "hypic.engine.tokenizer", "hypic.engine.weights"),
     ),
 }

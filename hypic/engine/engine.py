@@ -18,12 +18,13 @@ from hypic.engine.report import cache_report
 from hypic.engine.request import Request
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
-from hypic.engine.scheduler import Scheduler, Work
+from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
 from hypic.engine.speed import measure_encode
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.opening import open_store
 from hypic.engine.watch import ReuseWatch
+from hypic.engine.work import Work
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
 from hypic.store_spec import TierSpec
 from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
@@ -202,7 +203,7 @@ class Engine:
         """Compute a head, if it is to be had for a little more than what is new in it."""
         planned = plan.make(task.pieces, task.policy, self.runner.identity)
         request = Request(task.id, planned, max_tokens=1)
-        start, num_missing = self.admission.known(request)
+        start, num_missing = self.admission.lookup.known(request)
         num_rows, num_new = request.rows_from(start), len(task.pieces[-1].ids)
         is_there = planned.digest_after(()) in self.store or num_rows <= 1
         if not is_there and not num_missing and num_rows <= num_new + MAX_HEAD_TOKENS:

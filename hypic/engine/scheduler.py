@@ -8,64 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
 from hypic.engine.admission import Admission
-from hypic.engine.batch import Chain
 from hypic.engine.plan import Mark
 from hypic.engine.pool import Need
 from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.work import EncodeRun, RequestRun, SnapshotTaken, Work
 from hypic.errors import HypicError, StoreFull
 
 MIN_SNAPSHOT_TOKENS = 32
 MIN_PREFILL_TOKENS = 64
 PREFETCHED = 4
-
-
-@dataclass(frozen=True)
-class EncodeRun:
-    """A segment's share of a step; ``reached`` tokens of it are done afterwards."""
-
-    job: Encode
-    chain: Chain
-    reached: int
-
-
-@dataclass(frozen=True)
-class RequestRun:
-    """A request's share of a step; position ``reached`` is done afterwards."""
-
-    request: Request
-    chain: Chain
-    reached: int
-
-
-@dataclass(frozen=True)
-class SnapshotTaken:
-    """A snapshot that becomes valid once the step has run."""
-
-    request: Request
-    mark: Mark
-    state_slot: int
-
-
-@dataclass
-class Work:
-    """One step. Encodes are packed first: what they write, later chains of the same step read."""
-
-    encodes: list[EncodeRun] = field(default_factory=list)
-    requests: list[RequestRun] = field(default_factory=list)
-    snapshots: list[SnapshotTaken] = field(default_factory=list)
-
-    @property
-    def chains(self) -> list[Chain]:
-        return [run.chain for run in self.encodes] + [run.chain for run in self.requests]
-
-    def has(self, request: Request) -> bool:
-        return any(run.request is request for run in self.requests)
 
 
 class Scheduler:
@@ -94,7 +50,7 @@ class Scheduler:
         Raises:
             PromptTooLong, StoreFull: it could never run; nothing was stored.
         """
-        self.admission.check(request)
+        self.admission.lookup.check(request, self.admission.max_context)
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
@@ -153,7 +109,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         for request in islice(self.waiting, PREFETCHED):
-            self.admission.prefetch(request)
+            self.admission.lookup.prefetch(request)
         while self.waiting and len(self.running) < min(self.max_running, self.admission.most_running):
             request = self.waiting[0]
             if self.admission.place(request):

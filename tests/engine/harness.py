@@ -22,9 +22,9 @@ from hypic.engine.models import Model
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner, StepResult, geometry_of
-from hypic.engine.scheduler import Work
 from hypic.engine.segment import CachedSegment
 from hypic.engine.storage import StorageForm
+from hypic.engine.work import Work
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams, Segment
 from tests.checkpoints import exact_oracle_logits, minimax, qwen, random_ids
