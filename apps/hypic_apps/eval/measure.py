@@ -83,9 +83,9 @@ def measure(
         found.num_items += len(block)
         for _ in block:
             progress()
-    for item in items[: plan.num_timed]:
+    for number in range(min(plan.num_timed, len(items))):
         for arm in (ARMS[a] for a in plan.arms):
-            _time(subject, item, arm, plan.system, found)
+            _time(subject, items[number], arm, plan.system, found, number)
     return found
 
 
@@ -146,7 +146,7 @@ def divergence(full: Tensor, other: Tensor) -> float:
     return float((full.exp() * (full - other)).nan_to_num(0.0).sum(-1).mean())
 
 
-def _time(subject: Subject, item: Item, arm: Arm, system: str, found: Measured) -> None:
+def _time(subject: Subject, item: Item, arm: Arm, system: str, found: Measured, number: int) -> None:
     """Time to the first token with the segments encoded beforehand, and how many tokens were run for it."""
     prompt = arm.build(item, system)
     if prompt is None:
@@ -154,7 +154,8 @@ def _time(subject: Subject, item: Item, arm: Arm, system: str, found: Measured) 
     subject.warm(prompt, arm.policy)
     report = subject.ask([prompt], arm.policy, 1)[0].report
     found.seconds.setdefault(arm.name, []).append(report.times_s["ttft"])
-    found.add(arm.name, {"run_share": (float(report.computed_tokens), float(report.prompt_tokens))})
+    share = {"run_share": (float(report.computed_tokens), float(report.prompt_tokens))}
+    found.add(arm.name, share, number - found.num_items)
 
 
 def records(model: str, found: Measured) -> list[Record]:

@@ -111,13 +111,21 @@ def test_a_model_has_its_folders_name(subject: Subject, folder: Path) -> None:
     assert subject.name == folder.name and subject.num_parameters > 1000
 
 
+def test_arms_without_a_prompt_for_some_items_are_timed_on_the_others(subject: Subject, item: Item) -> None:
+    without = Item("T", 1, item.passages, item.question, item.answers)
+    plan = measure.Plan(("full", "gold-removed"), num_timed=3)
+    records = measure.records("tiny", measure.measure(subject, "T", [item, without, item], plan))
+    timed = {r.arm: r.n for r in records if r.metric == "ttft_s"}
+    shares = {r.arm: r.n for r in records if r.metric == "run_share"}
+    assert timed == shares == {"full": 3, "gold-removed": 2}
+
+
 def test_items_may_run_together(subject: Subject, item: Item) -> None:
-    other = Item("T", 1, item.passages[::-1], item.question, item.answers)
+    other = Item("T", 1, item.passages[::-1], item.question, item.answers)  # without gold passages
     plan = measure.Plan(("full", "transition", "gold-removed"))
     alone = measure.measure(subject, "T", [item, other, item], plan)
     together = measure.measure(subject, "T", [item, other, item], replace(plan, at_once=2))
     for one, two in zip(measure.records("tiny", alone), measure.records("tiny", together), strict=True):
         assert (one.arm, one.metric, one.n) == (two.arm, two.metric, two.n)
         assert one.value == pytest.approx(two.value, abs=1e-9)
-    # the item without gold passages has no such arm, whichever company it ran in
     assert [mark is None for mark in together.marks("gold-removed", "kl")] == [False, True, False]
