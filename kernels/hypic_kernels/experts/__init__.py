@@ -38,9 +38,7 @@ class Scattered(NamedTuple):
     ends: Tensor
 
 
-def route(
-    logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Backend = "auto"
-) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """The ``top_k`` best of a softmax over ``logits [N, E]``: weights ``[N, k]`` float32 (float64 if ``logits`` are),
     divided by their sum with ``renormalise``, and experts ``[N, k]`` int32, best first, the lower number in a tie.
 
