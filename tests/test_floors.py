@@ -62,12 +62,22 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.engine",),
     ("hypic.engine.forget",),
     ("hypic.engine.inspect",),
-    ("hypic.engine.workers",),
     ("hypic.engine.loop",),
+    ("hypic.engine.payload",),
+    ("hypic.engine.peers",),
+    ("hypic.engine.calibrate",),
+    ("hypic.engine.lending",),
+    ("hypic.engine.speech",),
+    ("hypic.engine.worker",),
+    ("hypic.engine.shares",),
+    ("hypic.engine.router",),
+    ("hypic.engine.workers",),
+    ("hypic.engine.starting",),
     ("hypic.checkpoints",),
     ("hypic.registry", "hypic.tool_syntax"),
     ("hypic.tool_calls",),
     ("hypic.stream",),
+    ("hypic.compare",),
     ("hypic.turns", "hypic.warming"),
     ("hypic.keeping", "hypic.saved"),
     ("hypic.llm",),
@@ -91,9 +101,10 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
     # Floors are counted from a model's modules, and a geometry, which has no tokenizer, is asked by token ids.
     "hypic_apps.bench": ("hypic", "hypic.engine"),
-    # What dropping T costs shows in states and logits, which no public name gives out.
+    # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
         *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.work", "hypic.engine.engine"),
+        *("hypic.engine.sampler", "hypic.engine.tokenizer", "hypic.engine.weights"),
     ),
 }
 

@@ -103,6 +103,10 @@ class Admission:
             self.pool.drop_state(held.state_slot)
         self.jobs.leave(request)
 
+    def waits_for_others(self, request: Request) -> bool:
+        """Whether a segment that the request needs is being encoded by another worker."""
+        return any(job.away and request.id in job.waiters for job in self.encoding.values())
+
     def snapshot(self, request: Request, digest: bytes, length: int, state_slot: int) -> CachedSegment:
         """A snapshot of the request's first ``length`` positions; it shares their pages and owns ``state_slot``."""
         held = request.held
@@ -211,6 +215,8 @@ class Admission:
             self.pool.drop_pages(held.spare)
             held.spare = []
         self.jobs.begin(encodes)
+        if self.jobs.away is not None and encodes and not request.stays:
+            self.jobs.away.offer(encodes)
 
     def _there(self, request: Request, span: Interior) -> CachedSegment | None:
         """An entry that is there or being made, pinned; pages that were kept for it are given back."""

@@ -8,7 +8,7 @@ flat prompts (``registry``) and passages of an index (``LLM.attach``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hypic.engine.engine import Engine
@@ -19,9 +19,11 @@ from hypic.engine.store.texts import Texts, Wanted
 from hypic.kept import Forgotten
 
 
-def forget(engine: Engine, wanted: Wanted) -> tuple[Forgotten, Texts]:
-    """Drops what is meant; how much of what, and the texts that went."""
+def forget(engine: Engine, wanted: Wanted, also: Iterable[bytes] = ()) -> tuple[Forgotten, Texts]:
+    """Drops what is meant, and texts (as ``Texts.needles``) that are meant elsewhere; how much of what, and all that
+    went."""
     texts = _gathered(engine, wanted)
+    texts.needles |= set(also)
     doomed = [entry for entry in engine.store if texts.doom(entry.ids, entry.labels)]
     for entry in doomed:
         if engine.kept.pop(entry.key, None) is not None:

@@ -133,7 +133,11 @@ def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) 
     if pool.device.type != "cuda" or not config.graphs or not model.is_recordable:
         return None
     graphs = Graphs(model, pool, geometry)
-    graphs.record(config.max_running, config.max_step_tokens)
+    try:
+        graphs.record(config.max_running, config.max_step_tokens)
+    except RuntimeError as fault:  # of torch: something in the step asks the host after all
+        logger.warning("steps are launched one kernel at a time, since they could not be recorded: %s", fault)
+        return None
     return graphs
 
 

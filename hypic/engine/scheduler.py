@@ -39,6 +39,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.failures)
 
+    @property
+    def is_waiting_for_others(self) -> bool:
+        """Whether segments are being encoded by other workers."""
+        return any(job.away for job in self.admission.encoding.values())
+
     def add(self, request: Request) -> None:
         """Queue a request.
 
@@ -95,7 +100,7 @@ class Scheduler:
     def _unblock(self) -> None:
         """Nothing can run and nothing is on its way: requests hold what others need, so the youngest starts again."""
         blocked = [request for request in self.running.values() if request.max_tokens]
-        if not blocked or self.is_loading:
+        if not blocked or self.is_loading or self.is_waiting_for_others:
             return
         if len(self.running) > 1:
             self.preempt(blocked[-1])
@@ -120,7 +125,7 @@ class Scheduler:
             if request.is_decoding and request.id in self.running:
                 self._decode(work, request)
         budget = max(MIN_PREFILL_TOKENS, self.max_step_tokens - len(work.requests))
-        jobs = [job for job in self.admission.encoding.values() if not job.is_alone]
+        jobs = [job for job in self.admission.encoding.values() if not job.is_alone and not job.away]
         budget = self._encode(work, budget, jobs)
         for request in together:
             if budget > 0 and not request.is_decoding and request.id in self.running:
@@ -155,8 +160,12 @@ class Scheduler:
         return budget
 
     def _prefill(self, work: Work, request: Request, budget: int) -> int:
-        """Tokens of the request's rows that this step runs; none if it only wants its segments encoded."""
-        if request.max_tokens == 0:
+        """Tokens of the request's rows that this step runs; none if it only wants its segments encoded.
+
+        Behind its leading row a request waits for all that other workers encode for it, and then runs in one piece:
+        every piece reads all weights again.
+        """
+        if request.max_tokens == 0 or (request.done > 0 and self.admission.waits_for_others(request)):
             return 0
         finishing = {run.job.entry.key for run in work.encodes if run.reached == len(run.job.entry.ids)}
 

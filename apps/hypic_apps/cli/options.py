@@ -8,7 +8,7 @@ from dataclasses import Field, fields
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hypic.config import DTYPES, LOAD_FORMATS, STORAGES, EngineConfig
+from hypic.config import DTYPES, LAUNCHERS, LOAD_FORMATS, STORAGES, EngineConfig
 from hypic.types import Policy
 
 _PREFIX = "engine."
@@ -27,6 +27,8 @@ HELP: Mapping[str, str] = {
     "seed": "seed of dummy weights",
     "load_format": " or ".join(LOAD_FORMATS),
     "adapter": "folder or repository of one PEFT LoRA adapter, merged into the weights",
+    "workers": "processes with a replica of the model each",
+    "launcher": f"who starts the workers: {' or '.join(LAUNCHERS)}",
     "threads": "threads of torch on a CPU",
     "kernels": "auto (on a GPU with Triton), on or off; on a CPU their slow references are run",
     "graphs": "record small steps on a GPU before the engine is ready",
@@ -39,9 +41,9 @@ HELP: Mapping[str, str] = {
 }
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
+def add_engine_options(parser: argparse.ArgumentParser, *, policy: bool = True) -> None:
     """Adds a flag per field; what is left out of the command line is left to the defaults."""
-    for title, kind in (("engine", EngineConfig), ("policy", Policy)):
+    for title, kind in (("engine", EngineConfig), ("policy", Policy))[: 1 + policy]:
         group = parser.add_argument_group(title)
         hints = get_type_hints(kind)
         for setting in fields(kind):

@@ -167,20 +167,24 @@ def take(pool: Pool, image: EntryImage) -> CachedSegment:
 def install(pool: Pool, image: EntryImage, entry: CachedSegment) -> None:
     """Write an image into the pages and slots of ``entry``; the image was checked against ``pool.layout``."""
     slots = torch.from_numpy(entry.kv_slots).to(pool.device)
-    for layer, part in enumerate(image.linear):
-        pool.states[layer][entry.state_slot].copy_(part.end_state, non_blocking=True)
-        pool.tails[layer][entry.state_slot].copy_(part.tail, non_blocking=True)
-        if part.transition is not None and entry.transition_slot is not None:
-            _install_transition(pool.transitions[layer][entry.transition_slot], part)
+    pairs = [pair for layer, part in enumerate(image.linear) for pair in _linear_pairs(pool, layer, part, entry)]
+    targets, sources = zip(*pairs, strict=True) if pairs else ((), ())
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)  # on a GPU a few kernels for all layers
     for layer, kept in enumerate(image.attention):
         keys, values = (tensor.to(pool.device, non_blocking=True) for tensor in (kept.keys, kept.values))
         pool.write_kv(layer, slots, keys, values)
 
 
-def _install_transition(target: Tensor, part: LinearPart) -> None:
-    assert part.transition is not None, "a snapshot has no transition"
+def _linear_pairs(pool: Pool, layer: int, part: LinearPart, entry: CachedSegment) -> Iterator[tuple[Tensor, Tensor]]:
+    """What is copied as it is, target first; transitions of which only some heads are kept are written here."""
+    yield pool.states[layer][entry.state_slot], part.end_state
+    yield pool.tails[layer][entry.state_slot], part.tail
+    if part.transition is None or entry.transition_slot is None:
+        return
+    target = pool.transitions[layer][entry.transition_slot]
     if part.heads is None:
-        target.copy_(part.transition, non_blocking=True)
+        yield target, part.transition
         return
     target.zero_()
     heads = part.heads.to(target.device, torch.long)
