@@ -54,9 +54,7 @@ class Ordered(NamedTuple):
     ends: Tensor
 
 
-def route(
-    logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Backend = "auto"
-) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """The ``top_k`` best of a softmax over ``logits [N, E]``: weights ``[N, k]`` float32 (float64 if ``logits`` are),
     divided by their sum with ``renormalise``, and experts ``[N, k]`` int32, best first, the lower number in a tie.
 
@@ -86,7 +84,9 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
         ExpertsError: shapes or types do not fit.
     """
     if chosen.ndim != 2 or len(chosen) != len(x) or chosen.dtype != torch.int32 or x.stride(-1) != 1:
-        raise ExpertsError(f"chosen {list(chosen.shape)} {chosen.dtype} must be int32, one row a row of {list(x.shape)}.")
+        raise ExpertsError(
+            f"chosen {list(chosen.shape)} {chosen.dtype} must be int32, one row a row of {list(x.shape)}."
+        )
     if not _takes_kernel(backend, (x,), Variant(x.device, x.dtype, chosen.shape[1])):
         return Scattered(*reference.scatter(x, chosen, num_experts))
     from hypic_kernels.experts import triton as kernel
@@ -101,10 +101,9 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
 
 
 def order(chosen: Tensor, num_experts: int, *, backend: Backend = "auto") -> Ordered:
-    """As ``scatter``, with the numbers of tokens in the place of copies; rows of an expert stand in order of tokens.
+    """As ``scatter``, with the numbers of tokens in the place of copies of them.
 
-    ``chosen [N, k]`` int32, each below ``num_experts``. One launch that compares every row with every other: for some
-    thousands of rows.
+    ``chosen [N, k]`` int32, each below ``num_experts``. One launch for up to some thousands of rows.
 
     Raises:
         ExpertsError: shapes or types do not fit.
@@ -117,7 +116,8 @@ def order(chosen: Tensor, num_experts: int, *, backend: Backend = "auto") -> Ord
 
     tokens, places = chosen.new_empty(chosen.numel()), chosen.new_empty(chosen.shape)
     ends = chosen.new_empty(num_experts)
-    kernel.order(chosen, tokens, places, ends).run()
+    for launch in kernel.order(chosen, tokens, places, ends):
+        launch.run()
     return Ordered(tokens, places, ends)
 
 
@@ -207,14 +207,14 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor, tokens: Tensor | None, kin
 
 
 def _check_product(x: Tensor, weight: Tensor, ends: Tensor, tokens: Tensor | None) -> None:
-    if x.ndim != 2 or weight.ndim != 3 or weight.shape[-1] != x.shape[1] or tuple(ends.shape) != tuple(weight.shape[:1]):
-        raise ExpertsError(
-            f"rows {list(x.shape)}, weight {list(weight.shape)} and ends {list(ends.shape)} must be [R, K], [E, N, K], [E]."
-        )
-    if ends.dtype != torch.int32 or weight.dtype != x.dtype or x.stride(-1) != 1:
-        raise ExpertsError(f"ends {ends.dtype} must be int32, weight {weight.dtype} as rows {x.dtype}, rows in one piece.")
-    if tokens is not None and (tokens.ndim != 1 or tokens.dtype != torch.int32):
-        raise ExpertsError(f"tokens {list(tokens.shape)} {tokens.dtype} must be int32 [R].")
+    shapes = f"rows {list(x.shape)}, weight {list(weight.shape)} and ends {list(ends.shape)}"
+    if x.ndim != 2 or weight.ndim != 3 or weight.shape[-1] != x.shape[1] or ends.shape != weight.shape[:1]:
+        raise ExpertsError(f"{shapes} must be [R, K], [E, N, K] and [E].")
+    if weight.dtype != x.dtype or x.stride(-1) != 1:
+        raise ExpertsError(f"weight is {weight.dtype} and rows {x.dtype}; of one type, numbers of a row side by side.")
+    for name, numbers in {"ends": ends, **({} if tokens is None else {"tokens": tokens})}.items():
+        if numbers.ndim != 1 or numbers.dtype != torch.int32 or not numbers.is_contiguous():
+            raise ExpertsError(f"{name} {list(numbers.shape)} {numbers.dtype} must be int32, without gaps.")
 
 
 def combine(

@@ -18,7 +18,8 @@ def launches(*, every: bool) -> Iterator[tuple[str, Launch]]:
     """Names and launches: bfloat16 and widths of whole blocks, or ``every`` type and widths that are not."""
     dtypes = (torch.bfloat16, torch.float16, torch.float32) if every else (torch.bfloat16,)
     chosen, ends = torch.zeros(4, 8, dtype=torch.int32), torch.zeros(9, dtype=torch.int32)
-    yield "order", kernel.order(chosen, chosen.view(-1), chosen, ends)
+    for launch in kernel.order(chosen, chosen.view(-1), chosen, ends):
+        yield "order", launch
     for dtype in dtypes:
         x = torch.zeros(4, 256, dtype=dtype)
         yield f"route {dtype}", kernel.route(x[:, :9].contiguous(), x[:, :8].float(), chosen, True)

@@ -72,7 +72,8 @@ class OrderVariant:
         chosen = scores.argsort(dim=1)[:, : self.top_k].to(self.device, torch.int32).contiguous()
         tokens, places = (torch.full_like(chosen, -1) for _ in range(2))
         ends = torch.full((num_experts,), -1, dtype=torch.int32, device=self.device)
-        kernel.order(chosen, tokens.view(-1), places, ends).run()
+        for launch in kernel.order(chosen, tokens.view(-1), places, ends):
+            launch.run()
         exact = reference.order(chosen, num_experts)
         found = (tokens.view(-1), places, ends)
         return float(sum(int((one != other).sum()) for one, other in zip(found, exact, strict=True)))
@@ -101,7 +102,8 @@ class ProductVariant:
         out = x.new_full((int(ends[-1]), weight.shape[1] // (2 if self.kind == "silu" else 1)), torch.nan)
         products.multiply(x, weight, ends, tokens, self.kind, out, self.layout).run()
         if self.kind == "none":
-            exact = reference.down(x.double(), weight.double(), ends)
+            rows = x if tokens is None else x.index_select(0, tokens)
+            exact = reference.down(rows.double(), weight.double(), ends)
         else:
             exact = reference.gate_up(x.double(), weight.double(), ends, tokens, self.kind == "silu")
         return relative_error(out, exact)

@@ -49,7 +49,7 @@ def choose(num_rows: int, num_experts: int, kind: Kind, dtype: torch.dtype) -> L
     # Of few rows, narrow blocks: there must be more programs than multiprocessors.
     block_n = (16 if num_rows <= 32 and by_row else 32) * (1 if kind == "silu" else 2)
     block_k = 64 if block_m == 64 else 128
-    return Layout(Config(block_m, block_n, of_type(block_k, dtype), 4 if block_k == 64 else 3, 4), by_row)
+    return Layout(Config(block_m, block_n, of_type(block_k, dtype), 4, 4), by_row)
 
 
 def of_type(block_k: int, dtype: torch.dtype) -> int:

@@ -1,8 +1,8 @@
 """Products of experts' few rows with their matrices: a program per expert (or row) and block of columns.
 
-A program reads its part of a matrix once for up to ``BLOCK_M`` rows, and again, mostly from the cache, for each further
-``BLOCK_M``. Where rows end is read on the device; a program without rows has nothing to loop over. What the products are
-stands in ``reference.py``.
+A program reads its part of a matrix once for up to ``BLOCK_M`` rows, and again, mostly from the cache, for every
+further ``BLOCK_M``. Where rows end is read on the device; a program without rows has nothing to loop over. What the
+products are stands in ``reference.py``.
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
@@ -15,8 +15,10 @@ from hypic_kernels.launch import Launch, jit
 
 
 @jit
-def _run_of(ends: tl.tensor, group: tl.tensor, E: tl.tensor, BY_ROW: tl.constexpr, BLOCK_E: tl.constexpr) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """An expert, and where its rows start and end. A row that is not its expert's first has none: it ends at its start."""
+def _run_of(
+    ends: tl.tensor, group: tl.tensor, E: tl.tensor, BY_ROW: tl.constexpr, BLOCK_E: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """An expert, and where its rows start and end; a row that is not its expert's first has none."""
     expert = group
     if BY_ROW:
         experts = tl.arange(0, BLOCK_E)

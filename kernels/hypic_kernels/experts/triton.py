@@ -10,6 +10,7 @@ from hypic_kernels.launch import Launch, jit
 RANKS_AT_ONCE = 256
 ORDERED_AT_ONCE = 32
 COMPARED_AT_ONCE = 256
+MOST_COMPARED = 8192
 
 
 @jit
@@ -194,12 +195,16 @@ def scatter(
     return ranking, copies
 
 
-def order(chosen: Tensor, tokens: Tensor, places: Tensor, ends: Tensor) -> Launch:
+def order(chosen: Tensor, tokens: Tensor, places: Tensor, ends: Tensor) -> tuple[Launch, ...]:
+    """One launch that compares every row with every other; where these are too many, numbers are scattered as rows."""
     num, num_experts = chosen.numel(), len(ends)
+    if num > MOST_COMPARED:
+        numbers = torch.arange(len(chosen), dtype=torch.int32, device=chosen.device)[:, None]
+        return scatter(numbers, chosen, tokens, places, torch.zeros_like(ends), ends)
     grid = (-(-num // ORDERED_AT_ONCE) + -(-num_experts // ORDERED_AT_ONCE),)
     arguments = (chosen, tokens, places, ends, num, num_experts)
     constants = {"TOP_K": chosen.shape[1], "BLOCK": ORDERED_AT_ONCE, "AT_ONCE": COMPARED_AT_ONCE}
-    return Launch(_order, grid, arguments, constants, 4)
+    return (Launch(_order, grid, arguments, constants, 4),)
 
 
 def combine(
