@@ -174,7 +174,11 @@ class Engine:
             return done + self._out_of_memory(work)
         settled = self.settle(work, result)
         if work.encodes:
-            self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), seconds)
+            away = self.admission.jobs.away
+            if away is not None and not work.requests:
+                away.ran([run.chain.num_tokens for run in work.encodes], seconds)
         return done + settled
 
     def tend(self) -> bool:

@@ -90,6 +90,11 @@ class Peers:
         if pending is not None:
             self._connections.tell(pending.peer, Cancel(pending.nonce))
 
+    def ran(self, num_tokens: Sequence[int], seconds: float) -> None:
+        """What encoding costs here follows what it takes, as what it costs others does."""
+        predicted_s = self.cost.seconds(0) + sum(self.cost.marginal_s(count) for count in num_tokens)
+        self.cost = self.cost.observed(predicted_s, seconds)
+
     def _place(self, jobs: Sequence[Encode], attempt: int) -> None:
         now = time.monotonic()
         with self._lock:
