@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.experts import Backend, ExpertsError, choose, down, fits, gate_up, layout, products
+from hypic_kernels.experts import Backend, ExpertsError, choose, down, fits, gate_up, layout
 from hypic_kernels.experts.check import ProductVariant
 from hypic_kernels.experts.layout import Config, Kind, Layout
 from hypic_kernels.trust import relative_error
@@ -125,6 +125,8 @@ def test_rows_behind_the_last_end_are_not_written(by_row: bool) -> None:
     counts, x, weight = [2, 0, 1], draw(9, 20), draw(3, 6, 20, seed=1)
     out = torch.full((9, 6), -7.0)
     chosen = Layout(Config(16, 16, 32, 3, 4), by_row)
+    from hypic_kernels.experts import products
+
     products.multiply(x, weight, ends_of(counts), None, "none", out, chosen).run()
     assert relative_error(out[:3], written_out(x[:3], weight, counts, "none")) < 1e-5
     assert bool((out[3:] == -7.0).all())
