@@ -15,11 +15,10 @@ from typing import Any, overload
 from hypic import checkpoints
 from hypic.compare import Comparison, Question, compare
 from hypic.config import EngineConfig
-from hypic.engine import weights
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
-from hypic.engine.loop import EngineLoop
-from hypic.engine.runner import Runner
+from hypic.engine import starting, weights
+from hypic.engine.engine import Emission, Task
 from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.worker import vocabulary_of
 from hypic.errors import ConfigError, PromptError
 from hypic.keeping import Keeping
 from hypic.stream import Answer, Inbox, Stream
@@ -49,27 +48,15 @@ class LLM(Keeping):
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        import torch
-
         config = EngineConfig.of(**settings)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         folder = checkpoints.bundled() if model is None else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
-        tokenizer, runner = Tokenizer(folder), Runner.load(folder, config)
-        self.max_context, self.fingerprint = runner.max_context, runner.identity.fingerprint
-        engine = Engine(
-            runner,
-            _vocabulary(tokenizer),
-            config.max_running,
-            config.max_step_tokens,
-            config.store_bytes,
-            config.tiers,
-        )
-        engine.admission.expiry.ttl_s = config.ttl_s
-        super().__init__(config, tokenizer, runner.identity, EngineLoop(engine))
+        tokenizer = Tokenizer(folder)
+        started = starting.start(folder, config, vocabulary_of(tokenizer))
+        self.max_context, self.fingerprint = started.max_context, started.identity.fingerprint
+        super().__init__(config, tokenizer, started.identity, started.router or started.loop, started.workers)
         # A model that is dropped without being closed gives its memory back too.
-        self._finalizer = weakref.finalize(self, self._loop.close)
+        self._finalizer = weakref.finalize(self, started.close)
         self._turns = Turns(tokenizer, partial(self._loop.submit, sink=_unheard))
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -229,16 +216,6 @@ class LLM(Keeping):
 
     def _answered(self, asked: Asked, answer: Answer) -> None:
         self._turns.answered(asked, answer)
-
-
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(
-        tokenizer.decode,
-        tokenizer.eos_ids,
-        tokenizer.byte_ids,
-        tokenizer.special_ids,
-        dict(tokenizer.generation_defaults),
-    )
 
 
 def _unheard(emission: Emission) -> None:

@@ -95,7 +95,6 @@ def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: b
         "chunks": chunks,
         "token_chunks": inverse,
         "elements": np.asarray(elements.rows).reshape(-1, 4),
-        **_slotted_arrays(elements, chains),
         "cu_elements": elements.ends,
         "initial_slots": [chain.initial_slot for chain in chains],
         "final_slots": [chain.final_slot for chain in chains],
@@ -122,24 +121,6 @@ def _chunks(rows: Sequence[RowLink], size: int, num_tokens: int) -> tuple[Ints, 
     return chunks.reshape(-1, size), inverse
 
 
-def _slotted_arrays(elements: Elements, chains: Sequence[Chain]) -> dict[str, Sequence[int] | Slots]:
-    """The same elements for a scan that writes straight into state slots: what is wanted before an element are
-    snapshots alone, and those at a chain's end are copied from its final slot."""
-    rows = np.asarray(elements.rows).reshape(-1, 4).copy()
-    rows[:, 3] = NOT_WANTED
-    copies = []
-    for chain, element, slot in elements.snapshots:
-        if element == elements.ends[chain + 1]:
-            copies.append((chains[chain].final_slot, slot))
-        else:
-            rows[element, 3] = slot
-    return {
-        "slotted_elements": rows,
-        "copies_from": [source for source, _ in copies],
-        "copies_to": [target for _, target in copies],
-    }
-
-
 def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:
     """Chains of what is folded already (source 1) and of this step's chunks (source 0)."""
     rows: list[tuple[int, int, int, int]] = []
@@ -151,8 +132,6 @@ def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:
         ends.append(len(rows))
     return {
         "fold_elements": np.asarray(rows).reshape(-1, 4),
-        # For their products alone: nothing is added where a stored map is walked.
-        "product_elements": np.asarray([(s, t, 0 if s else b, o) for s, t, b, o in rows]).reshape(-1, 4),
         "fold_cu_elements": ends,
         "fold_states": [into.state_slot for into, _ in elements.folds],
         "fold_transitions": [into.transition_slot for into, _ in elements.folds],

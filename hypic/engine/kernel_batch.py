@@ -60,7 +60,7 @@ def packed(chains: Sequence[Chain], geometry: Geometry, starts: Sequence[int] | 
         found |= _slot_arrays(chains) if starts is None else {"starts": np.asarray(starts, dtype=np.int32)}
         found |= _tile_arrays(chains, spans, is_dense, found, tile_of(chains))
     if not len(found["fold_states"]):
-        found = {name: values for name, values in found.items() if not name.startswith(("fold_", "product_"))}
+        found = {name: values for name, values in found.items() if not name.startswith("fold_")}
     return Packed(found, num_outputs, tuple(span for span, dense in zip(spans, is_dense, strict=True) if dense))
 
 

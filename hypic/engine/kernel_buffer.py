@@ -64,8 +64,7 @@ class Bucket:
             **dict.fromkeys(interiors, self.interiors),
             **dict.fromkeys(("tile_chain", "tile_first", "tile_count"), self.tiles),
             "chunks": self.chunks,
-            **dict.fromkeys(("elements", "slotted_elements"), self.elements),
-            **dict.fromkeys(("copies_from", "copies_to"), self.writes - self.chains),
+            "elements": self.elements,
             "cu_elements": self.chains + 1,
         }
 
@@ -78,8 +77,6 @@ def padded(found: Arrays, bucket: Bucket, spare: Spare) -> dict[str, Ints]:
         "conv_write_sources": NOTHING,
         "conv_write_slots": NOWHERE,
         "write_slots": spare.state,
-        "copies_from": spare.state,
-        "copies_to": spare.state,
         "final_slots": NOWHERE,
         "chunks": bucket.tokens,
         "cu_elements": found["cu_elements"][-1],

@@ -6,7 +6,7 @@ for a recorded one whose contents are overwritten before every run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,13 +19,9 @@ from hypic_kernels.compose import Chains
 
 @dataclass(frozen=True)
 class Folds:
-    """Interiors being encoded: chains of their chunks' maps, and the slots that receive the products (int64).
-
-    ``products`` are the same chains without what is added where a stored map is walked.
-    """
+    """Interiors being encoded: chains of their chunks' maps, and the slots that receive the products (int64)."""
 
     chains: Chains
-    products: Chains
     states: Tensor
     transitions: Tensor
 
@@ -37,9 +33,7 @@ class KernelPlan:
     ``conv_sources [N, W]``, ``conv_write_slots [P]``, ``conv_write_sources [P, W-1]``: see ``hypic_kernels.conv``.
     ``chunks [M, C]`` holds token numbers, ``N`` pads; ``token_chunks [N]`` (int64) is its inverse into ``M * C``.
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
-    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64). ``slotted`` are
-    the same chains for a scan that writes into state slots itself: snapshots before an element to the slot it names,
-    finals to ``final_slots``; then ``copies_from`` are copied to ``copies_to`` (int64).
+    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64).
     """
 
     conv_sources: Tensor
@@ -49,9 +43,6 @@ class KernelPlan:
     token_chunks: Tensor
     chains: Chains
     num_outputs: int
-    slotted: Chains
-    copies_from: Tensor
-    copies_to: Tensor
     write_slots: Tensor
     write_places: Tensor
     interior_states: Tensor
@@ -86,9 +77,6 @@ def kernel_plan(
         token_chunks=sent.long("token_chunks"),
         chains=_chains(sent, "", counts, pool),
         num_outputs=counts.num_outputs,
-        slotted=_slotted(sent, counts, pool),
-        copies_from=sent.long("copies_from"),
-        copies_to=sent.long("copies_to"),
         write_slots=sent.long("write_slots"),
         write_places=sent.long("write_places"),
         interior_states=sent.long("interior_states"),
@@ -120,13 +108,4 @@ def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
 
 
 def _folds(sent: Sent, counts: Counts, pool: Pool) -> Folds:
-    chains = _chains(sent, "fold_", counts, pool)
-    # One identity to begin with, one zero to be added.
-    num_states = (counts.num_chunks, 1)
-    products = replace(chains, elements=sent["product_elements"], num_initial=1, num_states=num_states)
-    return Folds(chains, products, sent.long("fold_states"), sent.long("fold_transitions"))
-
-
-def _slotted(sent: Sent, counts: Counts, pool: Pool) -> Chains:
-    chains = _chains(sent, "", counts, pool)
-    return replace(chains, elements=sent["slotted_elements"], num_outputs=pool.num_states + 1)
+    return Folds(_chains(sent, "fold_", counts, pool), sent.long("fold_states"), sent.long("fold_transitions"))

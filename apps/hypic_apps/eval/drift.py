@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hypic.engine.scheduler import Work
+from hypic.engine.work import Work
 from hypic.types import Policy, Prompt
 from hypic_apps.eval.arms import ARMS, FULL
 from hypic_apps.eval.driver import Subject

@@ -19,8 +19,8 @@ from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
-from hypic.engine.scheduler import Work
 from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.work import Work
 from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams
 
 

@@ -8,17 +8,17 @@ Value head ``j`` uses key head ``j // (num_v_heads / num_k_heads)``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypic.engine.affine import Affine
 from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
-from hypic.engine.layers import delta_folds
 from hypic.engine.layers.conv import convolve_planned, convolve_rows
-from hypic.engine.layers.linear_kernels import placed
 from hypic.engine.layers.norm import GatedRMSNorm, l2_normalise, upcast
 from hypic.engine.layers.projections import Joined
 from hypic.engine.layers.rotary import Angles
@@ -113,21 +113,19 @@ class GatedDeltaNet(nn.Module):
 
     # -- by kernels --------------------------------------------------------------------------------------------------
 
-    def scan_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    def lift_rows(
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int
+    ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
         """See ``linear_kernels.FusedMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
-        factors = delta.factor(q, k, v, projected.a, projected.b, plan.chunks, rule=self._rule)
-        if plan.folds is not None:
-            delta_folds.write(factors, plan.chunks, plan.folds, pool, layer)
-        states, raw = pool.states[layer], torch.empty(v.shape, dtype=torch.float32, device=v.device)
-        entries, slots = placed(plan, pool, layer), plan.final_slots
-        maps = (entries.transition, entries.end_state)
-        delta.scan(
-            plan.slotted, factors, plan.chunks, maps, states, raw, before=states, final=states, final_slots=slots
-        )
-        states.index_copy_(0, plan.copies_to, states.index_select(0, plan.copies_from))
-        out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-        return self._projected_back(delta.gated_norm(raw, self._norm_of(projected), out))
+        maps = delta.lift(q, k, v, projected.a, projected.b, plan.chunks, rule=self._rule)
+
+        def read(states: Tensor) -> Tensor:
+            out = torch.empty_like(v, memory_format=torch.contiguous_format)
+            delta.read(maps.query, maps.offset, states, plan.chunks, out, norm=self._norm_of(projected))
+            return self._projected_back(out)
+
+        return Affine(maps.transition, maps.end_state), read
 
     def step_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
         """See ``linear_kernels.FusedMixer``."""

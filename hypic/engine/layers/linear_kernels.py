@@ -1,11 +1,12 @@
 """A linear-attention layer over a batch by kernels: the same lift, scan and read as ``linear_attention``, on indices.
 
 Maps of chunks and of cached interiors stay where they are; one ragged scan walks both. A layer with kernels for its own
-recurrence runs them (``FusedMixer``); any other is lifted by its family in torch.
+recurrence lifts and reads with them (``FusedMixer``); any other is lifted by its family in torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -26,8 +27,10 @@ PRECISION: compose.Precision = "tf32x3"
 class FusedMixer(Protocol):
     """A layer whose recurrence has kernels; from raw projections to outputs ``[N, hidden]``, states in float32."""
 
-    def scan_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
-        """Rows behind their chains' states; entries and states are written to the pool."""
+    def lift_rows(
+        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int
+    ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
+        """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
         ...
 
     def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
@@ -42,12 +45,18 @@ def mix(
     plan = batch.kernels
     assert plan is not None, "the step was not planned for kernels"
     if isinstance(mixer, FusedMixer):
-        run = mixer.step_rows if batch.is_decode else mixer.scan_rows
-        return run(projected, plan, pool, layer)
+        return _fused(mixer, projected, batch, plan, pool, layer)
     projected = mixer.convolve(projected, batch, pool, layer)
     x = mixer.inputs(projected, angles)
     mixed = _step(mixer, x, plan, pool, layer) if batch.is_decode else _scan(mixer, x, plan, pool, layer, moves)
     return mixer.output(mixed, projected)  # type: ignore[no-any-return]
+
+
+def _fused(mixer: FusedMixer, projected: Any, batch: Batch, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    if batch.is_decode:
+        return mixer.step_rows(projected, plan, pool, layer)
+    maps, read = mixer.lift_rows(projected, plan, pool, layer)
+    return read(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
 
 
 def _step(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
@@ -68,7 +77,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
     """States ``[before | final]`` of all chains, given the chunks' maps; entries and states are written to the pool."""
     if plan.folds is not None:
         _write_folds(maps, plan, pool, layer)
-    entries = placed(plan, pool, layer, moves, has_gate)
+    entries = _placed(plan, pool, layer, moves, has_gate)
     num, stored = plan.num_outputs, pool.states[layer]
     states = stored.new_empty((num + plan.chains.num_chains, *stored.shape[1:]))
     compose.compose(
@@ -84,7 +93,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
     return states
 
 
-def placed(plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None = None, has_gate: bool = False) -> Affine:
+def _placed(plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None, has_gate: bool) -> Affine:
     """Entries' maps as the chains name them: where they are stored, or gathered and moved to where they stand."""
     if moves is None:
         return Affine(pool.transitions[layer], pool.states[layer])

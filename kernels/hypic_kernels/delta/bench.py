@@ -197,11 +197,6 @@ def _rows(bench: Bench, names: Sequence[str], num_rows: Sequence[int]) -> Iterat
         if "read" in names:
             yield from bench.reads(case)
         torch.cuda.empty_cache()
-    if "layer" in names:
-        from hypic_kernels.delta.bench_layer import rows as layer_rows
-
-        yield from layer_rows([bench.problem(WARM, 16, seed) for seed in range(4)], len(WARM) - 1, bench.timed)
-        torch.cuda.empty_cache()
     if "step" in names:
         for count in num_rows:
             yield from bench.steps(count)
@@ -213,7 +208,7 @@ def _rows(bench: Bench, names: Sequence[str], num_rows: Sequence[int]) -> Iterat
 
 
 def main(words: Sequence[str]) -> int:
-    names = ("lift", "read", "layer", "step", "conv")
+    names = ("lift", "read", "step", "conv")
     parser = argparse.ArgumentParser(prog="python -m hypic_kernels.delta.bench", description=__doc__)
     parser.add_argument("--only", choices=names, action="append", help="all, unless given")
     parser.add_argument("--rows", type=int, action="append", help="of decode; 1, 16 and 64 unless given")

@@ -94,30 +94,3 @@ def step_candidates(key_dim: int, value_dim: int) -> list[StepConfig]:
 
 def step_config(key_dim: int, value_dim: int) -> StepConfig:
     return step_candidates(key_dim, value_dim)[0]
-
-
-class ScanConfig(NamedTuple):
-    """``block_v`` columns of the state per program; with 2 stages the next element is loaded while one is applied."""
-
-    block_v: int
-    num_warps: int
-    num_stages: int
-
-    def shared_bytes(self, size: int, key_dim: int, value_dim: int) -> int:
-        """Shared memory of a scan over chunks and stored float32 maps, a little more than compiled ones take."""
-        rows = padded(key_dim)
-        element = rows * rows + rows * self.block_v + 3 * size * rows + 2 * size * self.block_v
-        return 4 * (element * (self.num_stages - 1) + 2 * rows * max(self.block_v, size)) + 8192
-
-
-def scan_candidates(size: int, key_dim: int, value_dim: int) -> list[ScanConfig]:
-    """As ``lift_candidates``."""
-    width, warps = min(32, padded(value_dim)), 8 if padded(key_dim) > 64 else 4
-    shapes = ((width, warps), (16, warps), (min(64, padded(value_dim)), warps))
-    return list(dict.fromkeys(ScanConfig(*shape, stages) for shape in shapes for stages in (2, 1)))
-
-
-def scan_config(size: int, key_dim: int, value_dim: int, room: int) -> ScanConfig:
-    """The first that fits into ``room`` bytes of shared memory."""
-    found = scan_candidates(size, key_dim, value_dim)
-    return next((c for c in found if c.shared_bytes(size, key_dim, value_dim) <= room), found[-1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypic_kernels.delta.layout import LiftConfig
 from hypic_kernels.delta.parts import exact, gates, stored_by_wide, wide_by_stored
-from hypic_kernels.delta.rule import Factors, Maps, Precision, Rule
+from hypic_kernels.delta.rule import Maps, Precision, Rule
 from hypic_kernels.launch import Launch, jit
 
 
@@ -76,8 +76,6 @@ def _lift(
     end_state: tl.tensor,
     query: tl.tensor,
     offset: tl.tensor,
-    left: tl.tensor,
-    total: tl.tensor,
     N: tl.tensor,
     H: tl.tensor,
     q_token: tl.tensor,
@@ -98,7 +96,6 @@ def _lift(
     V: tl.constexpr,
     C: tl.constexpr,
     LEVELS: tl.constexpr,
-    DENSE: tl.constexpr,
     RAW: tl.constexpr,
     NORMALISE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -107,10 +104,7 @@ def _lift(
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One chunk, one value head. Neighbours share tokens and, where heads are grouped, q and k.
-
-    Not ``DENSE``: ``transition`` and ``end_state`` receive the right factor and what it is subtracted from.
-    """
+    """One chunk, one value head. Neighbours share tokens and, where heads are grouped, q and k."""
     program = tl.program_id(0)
     chunk, head = program // H, program % H
     place = tl.cast(program, tl.int64)
@@ -139,7 +133,7 @@ def _lift(
     spread = tl.where(rows > columns, decay[:, None], 0.0)
     remaining = tl.exp(tl.sum(spread, axis=0))
     growth = tl.exp(tl.cumsum(decay, axis=0))
-    whole = tl.exp(tl.sum(decay, axis=0))
+    total = tl.exp(tl.sum(decay, axis=0))
     lower = couplings * tl.exp(tl.cumsum(spread, axis=0)) * (strength * k_factor)[:, None] * k_factor[None, :]
     inverse = _inverse(tl.where(rows > columns, lower, 0.0), C, LEVELS, INNER)
 
@@ -160,11 +154,7 @@ def _lift(
     from_v = strength[None, :]
     into = (remaining * k_factor)[:, None]
 
-    corrections, readouts = inverse * from_k, seen * from_k
-    if DENSE:
-        corrections *= into
-    else:
-        tl.store(total + place, whole)
+    corrections, readouts = inverse * into * from_k, seen * from_k
     q_growth = (q_factor * growth)[:, None]
     for start in tl.range(0, K, COLUMNS, num_stages=STAGES):
         channels = (start + tl.arange(0, COLUMNS))[None, :]
@@ -174,38 +164,28 @@ def _lift(
         asked = q_tile * q_growth - wide_by_stored(readouts, tile, PRECISION)
         tl.store(query + (place * C + rows) * K + channels, asked, mask=channels < K)
         corrected = wide_by_stored(corrections, tile, PRECISION)
-        if DENSE:
-            for first in tl.range(0, K, ROWS, num_stages=STAGES):
-                across = first + tl.arange(0, ROWS)
-                k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
-                block = tl.where(across[:, None] == channels, whole, 0.0)
-                block -= stored_by_wide(tl.trans(k_tile), corrected, PRECISION)
-                target = transition + (place * K + across[:, None]) * K + channels
-                tl.store(target, block, mask=(across < K)[:, None] & (channels < K))
-        else:
-            tl.store(transition + (place * C + rows) * K + channels, corrected, mask=channels < K)
-            lifted = tl.trans(tile.to(tl.float32) * into)
-            across = start + tl.arange(0, COLUMNS)[:, None]
-            tl.store(left + (place * K + across) * C + columns, lifted, mask=across < K)
+        for first in tl.range(0, K, ROWS, num_stages=STAGES):
+            across = first + tl.arange(0, ROWS)
+            k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
+            block = tl.where(across[:, None] == channels, total, 0.0)
+            block -= stored_by_wide(tl.trans(k_tile), corrected, PRECISION)
+            target = transition + (place * K + across[:, None]) * K + channels
+            tl.store(target, block, mask=(across < K)[:, None] & (channels < K))
 
-    corrections, readouts = inverse * from_v, seen * from_v
-    if DENSE:
-        corrections *= into
+    corrections, readouts = inverse * into * from_v, seen * from_v
     for start in tl.range(0, V, COLUMNS, num_stages=STAGES):
         channels = (start + tl.arange(0, COLUMNS))[None, :]
         tile = tl.load(v_rows + channels, mask=is_row & (channels < V), other=0.0)
-        places = (place * C + rows) * V + channels
-        tl.store(offset + places, wide_by_stored(readouts, tile, PRECISION), mask=channels < V)
+        tl.store(
+            offset + (place * C + rows) * V + channels, wide_by_stored(readouts, tile, PRECISION), mask=channels < V
+        )
         corrected = wide_by_stored(corrections, tile, PRECISION)
-        if DENSE:
-            for first in tl.range(0, K, ROWS, num_stages=STAGES):
-                across = first + tl.arange(0, ROWS)
-                k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
-                target = end_state + (place * K + across[:, None]) * V + channels
-                mask = (across < K)[:, None] & (channels < V)
-                tl.store(target, stored_by_wide(tl.trans(k_tile), corrected, PRECISION), mask=mask)
-        else:
-            tl.store(end_state + places, corrected, mask=channels < V)
+        for first in tl.range(0, K, ROWS, num_stages=STAGES):
+            across = first + tl.arange(0, ROWS)
+            k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
+            target = end_state + (place * K + across[:, None]) * V + channels
+            mask = (across < K)[:, None] & (channels < V)
+            tl.store(target, stored_by_wide(tl.trans(k_tile), corrected, PRECISION), mask=mask)
 
 
 def lift(
@@ -216,28 +196,21 @@ def lift(
     beta: Tensor,
     chunks: Tensor,
     rule: Rule,
-    out: Maps | Factors,
+    out: Maps,
     precision: Precision,
     config: LiftConfig,
 ) -> Launch:
-    """The twin of ``reference.lift`` and ``reference.factor``, in fp32, into ``out``."""
+    """The twin of ``reference.lift``, in fp32, into ``out``."""
     (num_chunks, size), num_heads = chunks.shape, v.shape[1]
     arguments = (
-        q, k, v, g, beta, rule.A_log, rule.dt_bias, chunks, *_targets(out), len(q), num_heads,
+        q, k, v, g, beta, rule.A_log, rule.dt_bias, chunks, *out, len(q), num_heads,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride(), *beta.stride(),
         rule.scale, rule.eps, rule.beta_scale,
     )  # fmt: skip
     constants = {
         "GROUP": num_heads // k.shape[1], "K": k.shape[2], "V": v.shape[2], "C": size, "LEVELS": size.bit_length() - 1,
-        "DENSE": isinstance(out, Maps), "RAW": rule.A_log is not None, "NORMALISE": rule.normalise,
+        "RAW": rule.A_log is not None, "NORMALISE": rule.normalise,
         "PRECISION": precision, "INNER": "ieee" if precision == "ieee" else "tf32x3",
         "ROWS": config.rows, "COLUMNS": config.columns, "STAGES": config.num_stages,
     }  # fmt: skip
     return Launch(_lift, (num_chunks * num_heads,), arguments, constants, config.num_warps)
-
-
-def _targets(out: Maps | Factors) -> tuple[Tensor | None, ...]:
-    """In the kernel's order: what factors have in the place of maps, readout, and what they have besides."""
-    if isinstance(out, Maps):
-        return *out, None, None
-    return out.right, out.added, out.query, out.offset, out.left, out.total
