@@ -211,10 +211,10 @@ def _check_product(x: Tensor, weight: Tensor, ends: Tensor, tokens: Tensor | Non
     if x.ndim != 2 or weight.ndim != 3 or weight.shape[-1] != x.shape[1] or ends.shape != weight.shape[:1]:
         raise ExpertsError(f"{shapes} must be [R, K], [E, N, K] and [E].")
     if weight.dtype != x.dtype or x.stride(-1) != 1:
-        raise ExpertsError(f"weight is {weight.dtype} and rows {x.dtype}; of one type, numbers of a row side by side.")
+        raise ExpertsError(f"weight {weight.dtype} and rows {x.dtype} must be of one type, rows without gaps.")
     for name, numbers in {"ends": ends, **({} if tokens is None else {"tokens": tokens})}.items():
         if numbers.ndim != 1 or numbers.dtype != torch.int32 or not numbers.is_contiguous():
-            raise ExpertsError(f"{name} {list(numbers.shape)} {numbers.dtype} must be int32, without gaps.")
+            raise ExpertsError(f"{name} is {numbers.dtype} {list(numbers.shape)}; it must be int32, without gaps.")
 
 
 def combine(
