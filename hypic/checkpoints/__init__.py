@@ -12,11 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hypic.checkpoints.description import CheckpointInfo, ModelType, describe, model_types, refused, token_counts
+    from hypic.checkpoints.description import (
+        CheckpointInfo,
+        Fit,
+        ModelType,
+        describe,
+        model_types,
+        refused,
+        token_counts,
+    )
 
 __all__ = [
     "BUNDLED",
     "CheckpointInfo",
+    "Fit",
     "ModelType",
     "bundled",
     "describe",

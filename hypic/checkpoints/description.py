@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hypic.checkpoints import fitting
+from hypic.checkpoints.fitting import Fit as Fit
 from hypic.config import EngineConfig
 from hypic.engine import fingerprint, models, runner, weights
 from hypic.engine.models import _families
@@ -68,8 +70,21 @@ class CheckpointInfo:
 
     def segment_bytes(self, num_tokens: int, seam: int = 8, page_size: int = 16) -> int:
         """What a cached segment of so many tokens takes: its map and tail, and pages of its interior's K and V."""
-        pages = -(-max(num_tokens - seam, 0) // page_size)
+        pages = fitting.pages_of(num_tokens, seam, page_size)
         return self.state_bytes + self.transition_bytes + pages * page_size * self.token_bytes
+
+    def fit(self, counts: int | Sequence[int], config: EngineConfig) -> Fit:
+        """How many cached segments of ``counts`` tokens, in this order, an engine of this configuration keeps; or of
+        one number of tokens, as many as there may be. ``config.memory`` is a number of bytes, or a size as text."""
+        if self.refusal is not None:
+            return Fit(config.memory_bytes(0), refusal=self.refusal)
+        if isinstance(counts, int):
+            return fitting.fit_alike(self, self.max_context or 0, counts, config)
+        return fitting.fit(self, self.max_context or 0, counts, config)
+
+    def memory_for(self, counts: Sequence[int], config: EngineConfig) -> int:
+        """The least memory, in whole MiB, at which an engine keeps all of them while it works; 0 if it is refused."""
+        return 0 if self.refusal is not None else fitting.memory_for(self, self.max_context or 0, counts, config)
 
 
 def model_types() -> list[ModelType]:

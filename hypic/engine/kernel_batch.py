@@ -58,7 +58,7 @@ def packed(chains: Sequence[Chain], geometry: Geometry, starts: Sequence[int] | 
     is_dense = [geometry.paged and starts is None and _is_dense(chain) for chain in chains]
     if geometry.paged:
         found |= _slot_arrays(chains) if starts is None else {"starts": np.asarray(starts, dtype=np.int32)}
-        found |= _tile_arrays(chains, spans, is_dense, found)
+        found |= _tile_arrays(chains, spans, is_dense, found, tile_of(chains))
     if not len(found["fold_states"]):
         found = {name: values for name, values in found.items() if not name.startswith("fold_")}
     return Packed(found, num_outputs, tuple(span for span, dense in zip(spans, is_dense, strict=True) if dense))
@@ -73,17 +73,23 @@ def pack(chains: Sequence[Chain], geometry: Geometry, pool: Pool) -> Batch:
         final, contexts = Final(sent.long("finals"), ()), _dense_contexts(made.dense)
     else:
         final, contexts = final_of(chains, spans, to), contexts_of(chains, spans, to)
-    batch = batch_of(sent, made.num_outputs, geometry, pool, sent["slots"] if geometry.paged else None)
+    slots = sent["slots"] if geometry.paged else None
+    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, tile_of(chains))
     return batch.standing_in(final, contexts, tuple(spans), is_decode(chains))
 
 
-def batch_of(sent: Sent, num_outputs: int, geometry: Geometry, pool: Pool, slots: Tensor | None) -> Batch:
+def tile_of(chains: Sequence[Chain]) -> int:
+    """Tokens of a tile: rows that a program would leave empty cost as much as full ones."""
+    return 1 if is_decode(chains) else TILE
+
+
+def batch_of(sent: Sent, num_outputs: int, geometry: Geometry, pool: Pool, slots: Tensor | None, tile: int) -> Batch:
     """The batch over arrays that were sent; ``slots`` hold the token slots of the chains' keys."""
     counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers)
     attention = final_attention = None
     if slots is not None:
-        attention = _attention(sent, slots, geometry, "", sent["positions"])
-        final_attention = _attention(sent, slots, geometry, "final_", sent["final_positions"])
+        attention = _attention(sent, slots, geometry, "", sent["positions"], tile)
+        final_attention = _attention(sent, slots, geometry, "final_", sent["final_positions"], 1)
     return Batch(
         ids=sent["ids"],
         positions=sent.long("positions"),
@@ -120,15 +126,15 @@ def _slot_arrays(chains: Sequence[Chain]) -> dict[str, Ints]:
 
 
 def _tile_arrays(
-    chains: Sequence[Chain], spans: Sequence[slice], is_dense: Sequence[bool], found: Arrays
+    chains: Sequence[Chain], spans: Sequence[slice], is_dense: Sequence[bool], found: Arrays, tile: int
 ) -> dict[str, Ints]:
-    """Tiles of up to ``TILE`` tokens of one chain; and, for the last layer, one of each token whose logits are wanted,
+    """Tiles of up to ``tile`` tokens of one chain; and, for the last layer, one of each token whose logits are wanted,
     counted among these."""
     tiles = [
-        (number, first, min(TILE, span.stop - first))
+        (number, first, min(tile, span.stop - first))
         for number, (span, dense) in enumerate(zip(spans, is_dense, strict=True))
         if not dense
-        for first in range(span.start, span.stop, TILE)
+        for first in range(span.start, span.stop, tile)
     ]
     wanting = [number for number, chain in enumerate(chains) if chain.wants_logits]
     finals = [(chain, number, 1) for number, chain in enumerate(wanting)]
@@ -140,7 +146,9 @@ def _tile_arrays(
     return made
 
 
-def _attention(sent: Sent, slots: Tensor, geometry: Geometry, prefix: str, positions: Tensor) -> AttentionPlan:
+def _attention(
+    sent: Sent, slots: Tensor, geometry: Geometry, prefix: str, positions: Tensor, tile: int
+) -> AttentionPlan:
     num_tiles = len(sent[f"{prefix}tile_chain"])
     return AttentionPlan(
         buffer=slots,
@@ -152,7 +160,7 @@ def _attention(sent: Sent, slots: Tensor, geometry: Geometry, prefix: str, posit
         tile_chain=sent[f"{prefix}tile_chain"],
         tile_first=sent[f"{prefix}tile_first"],
         tile_count=sent[f"{prefix}tile_count"],
-        tile=TILE if not prefix else 1,
+        tile=tile,
         num_splits=_num_splits(num_tiles * geometry.num_kv_heads, len(slots)),
     )
 

@@ -16,9 +16,11 @@ from hypic.engine import adapter, models, weights
 from hypic.engine.batch import Batch, Chain, chain_tokens
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_batch import Geometry, pack
+from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.segment import Identity
+from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger("hypic")
@@ -91,6 +93,7 @@ class Runner:
             model = models.build(settings)
         dtype = dtype_of(config.dtype, settings, model, device)
         weights.materialise(model, device, dtype)
+        join_all(model)
         if config.load_format == "dummy":
             fingerprint = weights.fill_dummy(model, config.seed, settings)
         else:
@@ -98,14 +101,17 @@ class Runner:
         merged = ""
         if config.adapter is not None:
             merged = adapter.merge(model, as_model(model), weights.locate(config.adapter))
-        return cls._with_pool(as_model(model), Identity(fingerprint, str(dtype), adapter=merged), config, device)
+        form = StorageForm.of(config.storage, float(config.drop_below))
+        identity = Identity(fingerprint, str(dtype), form.name, merged)
+        return cls._with_pool(as_model(model), identity, form, config, device)
 
     @classmethod
-    def _with_pool(cls, model: Model, identity: Identity, config: EngineConfig, device: torch.device) -> Runner:
-        layout, context = model.layout, min(config.max_context or model.max_context, model.max_context)
-        budget = config.memory_bytes(free_bytes(device))
-        context = context if config.max_context else _fitting_context(context, budget, layout.token_bytes)
-        pool = Pool(layout, budget, config.page_size, context, config.max_running, device)
+    def _with_pool(
+        cls, model: Model, identity: Identity, form: StorageForm, config: EngineConfig, device: torch.device
+    ) -> Runner:
+        layout, budget = model.layout, config.memory_bytes(free_bytes(device))
+        context = context_within(config, model.max_context, budget, layout.token_bytes)
+        pool = Pool(layout, budget, config.page_size, context, config.max_running, device, form)
         _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
         graphs = _graphs(model, pool, geometry, config) if geometry is not None else None
@@ -127,7 +133,11 @@ def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) 
     if pool.device.type != "cuda" or not config.graphs or not model.is_recordable:
         return None
     graphs = Graphs(model, pool, geometry)
-    graphs.record(config.max_running, config.max_step_tokens)
+    try:
+        graphs.record(config.max_running, config.max_step_tokens)
+    except RuntimeError as fault:  # of torch: something in the step asks the host after all
+        logger.warning("steps are launched one kernel at a time, since they could not be recorded: %s", fault)
+        return None
     return graphs
 
 
@@ -155,9 +165,11 @@ def _num_bytes(model: Model) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
-def _fitting_context(context: int, budget_bytes: int, token_bytes: int) -> int:
-    """The model's context, or what half of the memory can hold of it."""
-    return context if not token_bytes else max(256, min(context, budget_bytes // (2 * token_bytes)))
+def context_within(config: EngineConfig, longest: int, budget_bytes: int, token_bytes: int) -> int:
+    """The configured context; by default the model's, ``longest``, or what half of the memory can hold of it."""
+    if config.max_context:
+        return min(config.max_context, longest)
+    return longest if not token_bytes else max(256, min(longest, budget_bytes // (2 * token_bytes)))
 
 
 def free_bytes(device: torch.device) -> int:

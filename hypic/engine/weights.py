@@ -274,7 +274,7 @@ def fill_dummy(model: nn.Module, seed: int, config: Mapping[str, Any]) -> str:
 
 
 def _deviation(shape: torch.Size) -> float:
-    return float(shape[-1] ** -0.5)
+    return 1.0 / math.sqrt(shape[-1])
 
 
 def _drawn(model: nn.Module, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 import hypic
 from hypic import LLM, Policy, Segment
 from hypic.checkpoints import describe, model_types, refused, token_counts
+from hypic.config import EngineConfig
 from hypic.engine.models import supported
+from hypic.engine.pool import Need
+from hypic.engine.runner import Runner
 from hypic.errors import CheckpointError, ConfigError
 from hypic_apps.cli.main import main
 from hypic_retriever import Splitter
@@ -179,7 +183,8 @@ def test_folders_that_are_none(tmp_path: Path, model: str) -> None:
 def test_a_corpus_is_counted(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = documents(tmp_path / "files")
     (folder / "short.txt").write_text("Ends.")
-    arguments = ["models", model, "--corpus", str(folder), "--memory", "150KiB"]
+    arguments = ["models", model, "--corpus", str(folder), "--memory", "700KiB"]
+    arguments += ["--max-context", "512", "--max-running", "2"]
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["corpus"]
     texts = [p.text for text in (*DOCUMENTS.values(), "Ends.") for p in Splitter().split(text)]
@@ -188,9 +193,65 @@ def test_a_corpus_is_counted(model: str, tmp_path: Path, capsys: pytest.CaptureF
     assert found["num_files"] == 4 and found["num_passages"] == len(counts) and found["num_tokens"] == sum(counts)
     assert found["num_segments"] == len(cached) and found["num_live"] == len(counts) - len(cached) == 1
     assert found["segment_bytes"] == sum(info.segment_bytes(count) for count in cached)
-    assert 0 < found["fits"]["150KiB"] < len(cached) == found["fits"]["1GiB"]
+    fits = found["fits"]
+    assert 0 < fits["700KiB"]["at_rest"] < len(cached) == fits["64GiB"]["at_work"]
+    assert fits["700KiB"] == asdict(info.fit(cached, EngineConfig(memory="700KiB", max_context=512, max_running=2)))
+    assert found["memory_bytes"] == info.memory_for(cached, EngineConfig(max_context=512, max_running=2))
     assert main(arguments) == 0
-    assert f"{len(cached)} segments" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{len(cached)} segments" in out and f"{found['memory_bytes'] // 2**20}.0 MiB of memory" in out
+    assert f"{fits['700KiB']['at_work']} to {fits['700KiB']['at_rest']} of {len(cached)} in 700KiB" in out
+
+
+SETTINGS: dict[str, Any] = {"memory": "10MiB", "max_context": 1024, "max_running": 2, "min_segment_tokens": 0}
+# Slots are full first where segments are short, and pages where they are long.
+LENGTHS = {"short": lambda i: 5 + 7 * (i % 11), "long": lambda i: 90 + 3 * (i % 11)}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_fits_is_what_an_engine_then_keeps(model: str, length: str) -> None:
+    """Segments are warmed until one is evicted: that many, and no more, lie in memory at rest."""
+    texts = [" ".join(["river", "stone"] * LENGTHS[length](i)) + f" {i}" for i in range(40)]
+    fit = describe(model).fit(token_counts(model, texts), EngineConfig.of(**SETTINGS))
+    with LLM(model, **SETTINGS) as llm:
+        kept = []
+        for text in texts[: fit.at_rest + 1]:
+            llm.warm([Segment(text)])
+            kept.append(llm.stats()["store"]["num_entries"])
+    assert kept[: fit.at_rest] == list(range(1, fit.at_rest + 1)) and kept[-1] <= fit.at_rest
+    assert 0 < fit.at_work < fit.at_rest < len(texts)
+    assert fit.at_rest == fit.at_work + 1 or length == "long"
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_what_stays_at_work_stays(model: str, length: str) -> None:
+    """Beside the longest request, all running states and one more encode; one segment more would not."""
+    counts = [8 * LENGTHS[length](i) for i in range(40)]
+    config = EngineConfig.of(**SETTINGS)
+    fit, pool = describe(model).fit(counts, config), Runner.load(Path(model), config).pool
+    pages = [-(-(count - 8) // 16) for count in counts]
+    for number, holds in ((fit.at_work, True), (fit.at_work + 1, False)):
+        need = Need(sum(pages[:number]) + 1024 // 16 + 1, number + 2 + 2, number + 1)
+        assert pool.could_hold(need) is holds
+    assert describe(model).fit(counts[0], config).at_work == describe(model).fit([counts[0]] * 999, config).at_work
+
+
+def test_the_least_memory_is_the_least(model: str) -> None:
+    info, counts = describe(model), [40 + 13 * (i % 7) for i in range(500)]
+    config = EngineConfig(max_running=2)
+    least = info.memory_for(counts, config)
+    assert info.fit(counts, replace(config, memory=least)).at_work == 500
+    assert info.fit(counts, replace(config, memory=least - 2**20)).at_work < 500
+    assert least > sum(info.segment_bytes(count) for count in counts)
+
+
+def test_a_budget_that_no_engine_starts_with_keeps_nothing(big: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sixty-four running states of 61 MiB are four GiB."""
+    fit = describe(big, "bfloat16").fit(512, EngineConfig(memory="1GiB"))
+    assert fit.at_work == fit.at_rest == 0 and "too small for 64 running states" in str(fit.refusal)
+    assert describe(big, "bfloat16").fit(512, EngineConfig(memory="16GiB")).at_work > 10
+    assert main(["models", str(big), "--dtype", "bfloat16"]) == 0
+    assert "no engine in 1GiB" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

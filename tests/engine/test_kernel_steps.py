@@ -111,7 +111,7 @@ def test_every_family_runs_alike_by_kernels_and_in_plain_torch(
     settings = {"device": device, "dtype": "float32", "memory": "64MiB", "max_context": 4096, "max_running": 4}
     loaded = Runner.load(folder, EngineConfig(**settings, graphs=False))  # type: ignore[arg-type]
     plain, kernels = Bench(loaded, kernels="off"), Bench(loaded, kernels="on")
-    for pieces in (few_segments(), few_segments(), [live(3, 9), *few_segments()]):
+    for pieces in (few_segments(), few_segments(), [live(3, 9), *few_segments()], [seg(530, 8), live(9, 7)]):
         expected, found = (bench.ask(pieces, max_tokens=3) for bench in (plain, kernels))
         assert found.outcomes == expected.outcomes
         positions = sorted(set(found.logits) - {max(found.logits), max(found.logits) - 1})

@@ -22,10 +22,10 @@ from hypic.engine.batch import Batch, Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.layers.conv import convolve_rows
 from hypic.engine.layers.lightning_attention import LightningAttention
 from hypic.engine.layers.linear_attention import mix
-from hypic.engine.layers.rotary import Angles, Rotary, move
-from hypic.engine.linear.gla import GLA
+from hypic.engine.layers.rotary import Angles, Rotary, move, rotate
 from hypic.engine.linear.mamba2 import Mamba2, Mamba2Inputs
 from hypic.engine.pool import Layout, LinearShape, Pool
+from hypic.errors import UnsupportedModel
 from tests.engine.harness import relative
 from tests.reference import Faults
 from tests.reference.ring import Ring, Tokens, chain
@@ -137,6 +137,27 @@ def test_the_lift_of_a_text_is_that_of_its_parts_in_order(name: str) -> None:
         assert relative(parts.end_state, whole.end_state) < 1e-12
         swapped = family.lift(y).maps.then(family.lift(x).maps)
         assert relative(swapped.end_state, whole.end_state) > 1e-3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_maps_of_texts_may_be_grouped_as_one_likes(name: str) -> None:
+    family = FAMILIES[name][0]
+    x, y, z = (family.lift(draw(name, 2, 9, seed=seed)).maps for seed in (1, 2, 3))
+    left, right = x.then(y).then(z), x.then(y.then(z))
+    assert relative(left.transition, right.transition) < 1e-12 and relative(left.end_state, right.end_state) < 1e-12
+    assert relative(x.then(z).then(y).end_state, right.end_state) > 1e-3, "their order must matter"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_scanning_a_text_is_scanning_its_parts_in_order(name: str) -> None:
+    family, state = FAMILIES[name][0], torch.randn(2, HEADS, K, V, dtype=F64)
+    x, y = draw(name, 2, 21, seed=1), draw(name, 2, 43, seed=2)
+    whole, first, second = family.lift(joined(x, y)), family.lift(x), family.lift(y)
+    middle = first.maps.apply(state)
+    outputs = torch.cat([first.read(state), second.read(middle)], dim=2)
+    assert relative(outputs, whole.read(state)) < 1e-12
+    assert relative(second.maps.apply(middle), whole.maps.apply(state)) < 1e-12
+    assert relative(second.maps.apply(state), whole.maps.apply(state)) > 1e-3, "the first part must matter"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -307,10 +328,30 @@ def _angles(rotary: Rotary, distance: int) -> Angles:
     return rotary(torch.tensor([distance, distance]), 16384, F64)
 
 
-def test_states_behind_a_gate_per_channel_are_not_moved() -> None:
-    maps = Affine(torch.rand(2, 3, 16, dtype=F64), torch.randn(2, 3, 16, 5, dtype=F64))
-    with pytest.raises(AssertionError, match="gate"):
-        move(maps, _angles(Rotary(ROTARY_DIM, THETA), 3), has_channel_gate=GLA.has_channel_gate)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_states_behind_a_gate_per_channel_are_not_moved(name: str) -> None:
+    """Refused by the family, whatever the kind of its transition: GLA's is diagonal, KDA's a matrix."""
+    family, x = FAMILIES[name][0], draw(name, 2, 9)
+    maps = family.lift(x).maps
+    if name not in ("gla", "kda"):
+        return _moves_like_its_keys(name, maps, x)
+    with pytest.raises(UnsupportedModel, match="gate per channel.*commute"):
+        move(maps, _angles(SMALL, 3), has_channel_gate=family.has_channel_gate)
+
+
+SMALL = Rotary(K, THETA)
+
+
+def _moves_like_its_keys(name: str, maps: Affine, x: Any) -> None:
+    """The moved map is that of rotated keys."""
+    family, turned = FAMILIES[name][0], mapped(x, lambda t: t)
+    angles = _angles(SMALL, 3)
+    keys = rotate(x.k.permute(0, 2, 1, 3).flatten(1, 2), angles).unflatten(1, (-1, HEADS)).permute(0, 2, 1, 3)
+    found = move(maps, angles, has_channel_gate=family.has_channel_gate)
+    expected = family.lift(replace(turned, k=keys)).maps
+    assert relative(found.end_state, expected.end_state) < 1e-12
+    assert relative(as_matrix(found.transition), as_matrix(expected.transition)) < 1e-12
+    assert relative(maps.end_state, expected.end_state) > 1e-3, "the move must matter"
 
 
 # -- conv tails ------------------------------------------------------------------------------------------------------

@@ -28,10 +28,10 @@ def compiled(words: Sequence[str], cache: Path) -> list[dict[str, object]]:
     return lines
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("operation", ["attention", "delta", "conv", "pointwise", "experts"])
-def test_default_layouts_compile_for_two_generations(operation: str, tmp_path: Path) -> None:
-    words = [operation, "--capability", "86", "--capability", "90"]
-    assert {line["capability"] for line in compiled(words, tmp_path)} == {86, 90}
+def test_default_layouts_compile(operation: str, tmp_path: Path) -> None:
+    assert {line["capability"] for line in compiled([operation, "--capability", "90"], tmp_path)} == {90}
 
 
 @pytest.mark.soak

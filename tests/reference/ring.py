@@ -60,7 +60,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 def ring_slopes(num_heads: int, layer_idx: int, num_layers: int, offset: int = 0) -> Tensor:
     """``[H]``: ALiBi slopes times ``1 - i / (L - 1) + 1e-5``; ``i = layer_idx + offset`` (sources say 0 or -1)."""
-    factor = 1 - (layer_idx + offset) / (num_layers - 1) + 1e-5
+    factor = 1 - (layer_idx + offset) / max(num_layers - 1, 1) + 1e-5
     return torch.tensor(alibi_slopes(num_heads), dtype=torch.float64) * factor
 
 

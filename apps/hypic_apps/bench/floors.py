@@ -140,6 +140,9 @@ def measure(device: torch.device, dtype: torch.dtype) -> Limits:
     source = torch.ones(length // 4, device=device)
     target = torch.empty_like(source)
     copied = 2.0 * length / _fastest(lambda: target.copy_(source), device)
+    if is_large:
+        del a, b, product, source, target
+        torch.cuda.empty_cache()
     return Limits(flops, copied)
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from hypic_apps.bench.geometries import known
+import torch
+
+from hypic_apps.bench.geometries import Geometry, known
+from hypic_apps.bench.records import save
 from hypic_apps.cli.options import add_engine_options
 
 
@@ -70,3 +75,32 @@ def end_notes() -> None:
 def with_defaults(settings: dict[str, Any], **defaults: Any) -> dict[str, Any]:
     """Engine settings; what was given wins."""
     return {**defaults, **settings}
+
+
+def is_small(device: torch.device, made: Geometry) -> bool:
+    """Whether prompts should be short unless asked otherwise: on a CPU, and for small models."""
+    return device.type == "cpu" or int(made.config["hidden_size"]) < 512
+
+
+def shown(args: argparse.Namespace, result: dict[str, Any], text: Callable[[dict[str, Any]], str]) -> int:
+    """Writes and prints a result as its flags say; the exit code.
+
+    Raises:
+        CommandError: the file cannot be written.
+    """
+    end_notes()
+    if args.save:
+        save(Path(args.save), result)
+    print(json.dumps(result, indent=2) if args.json else text(result))
+    return 0
+
+
+def rates(text: str) -> list[float]:
+    """``0.5,1,2`` as numbers above 0, for argparse."""
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < rate < float("inf") for rate in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of rates such as 0.5,1,2")
+    return found

@@ -87,14 +87,13 @@ def measure(asked: Ask) -> Told:
     source = _source(asked)
     seconds = [_cell(peer, source, Shape(**shape), asked) for shape in asked.shapes]
     lacking = [name for name in ("flash-linear-attention", "causal-conv1d") if installed(name) is None]
-    versions = {"transformers": peer.version, **{name: "missing" for name in lacking}}
+    versions = {"transformers": peer.version, **dict.fromkeys(lacking, "missing")}
     return Told(seconds, versions)
 
 
 def _cell(peer: Transformers, source: Source, shape: Shape, asked: Ask) -> list[float]:
-    return [
-        peer.prefill(_ids(source, shape, number)).seconds for number in range(-asked.warmup, asked.runs)
-    ][asked.warmup :]
+    seconds = [peer.prefill(_ids(source, shape, number)).seconds for number in range(-asked.warmup, asked.runs)]
+    return seconds[asked.warmup :]
 
 
 def _ids(source: Source, shape: Shape, number: int) -> list[int]:

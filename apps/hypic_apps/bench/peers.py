@@ -17,6 +17,9 @@ import torch
 FAILURES = (ImportError, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError)
 
 
+LONGEST_REASON = 160  # what it does not know, it answers with a list of all that it does
+
+
 class PeerError(Exception):
     """The peer cannot be measured; one sentence says why."""
 
@@ -98,4 +101,8 @@ class Transformers:
 
 def _reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return (
+        f"{type(error).__name__}: {lines[0] if len(lines[0]) <= LONGEST_REASON else lines[0][:LONGEST_REASON] + '...'}"
+    )

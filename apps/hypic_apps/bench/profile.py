@@ -1,145 +1,31 @@
 """Where the time of one request goes: top kernels and operators, waits for the device, and a summary by room.
 
-The request is run twice under torch's profiler on the engine's own thread: once plainly, for times, and once with
-Python's stacks, which slow the host down but not the kernels, for rooms. A kernel belongs to the room of the innermost
-file of ours (or ``nn.Linear``) on the stack that launched it; without a GPU an operator's own time does.
+Requests are run under torch's profiler on the engine's own thread: one plainly, for times, and one with Python's
+stacks, which slow the host down but not the kernels, for rooms. That one runs without recorded steps (CUDA graphs),
+whose kernels have no stack.
 """
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hypic.engine.engine import Engine
 from hypic_apps.bench.records import number, table
+from hypic_apps.bench.trace import Stacks, Trace, busy_us, by_room, own_times, totals
 
 Request = Callable[[Engine], object]
 
-# The innermost file that is named here says what a kernel was for; what stands first wins within one file.
-ROOMS: Sequence[tuple[str, str]] = (
-    ("engine/layers/moe.py", "experts"),
-    ("engine/layers/mlp.py", "experts"),
-    ("engine/layers/norm.py", "norms"),
-    ("engine/layers/rotary.py", "attention"),
-    ("engine/layers/attention.py", "attention"),
-    ("engine/layers/mla.py", "attention"),
-    ("engine/layers/conv", "linear: convolution"),
-    ("engine/layers/short_conv.py", "linear: convolution"),
-    ("engine/affine.py", "linear: scan"),
-    ("hypic_kernels/compose", "linear: scan"),
-    ("engine/linear/", "linear: lift"),
-    ("engine/layers/", "linear: rest"),
-    ("hypic_kernels/", "kernels: rest"),
-    ("engine/pool.py", "pool"),
-    ("engine/sampler.py", "sampling"),
-    ("engine/batch.py", "planning"),
-    ("engine/scan_plan.py", "planning"),
-    ("engine/conv_plan.py", "planning"),
-    ("engine/models/", "blocks"),
-    ("hypic/engine/", "engine"),
-)
-LINEAR = "nn/modules/linear.py"
-LAUNCHES = ("cuda_runtime", "cuda_driver")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 TOP = 25
-
-
-@dataclass(frozen=True)
-class Event:
-    """One complete event of a trace; times in microseconds."""
-
-    name: str
-    category: str
-    thread: object
-    start: float
-    duration: float
-    correlation: int | None
-
-    @property
-    def stop(self) -> float:
-        return self.start + self.duration
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What the profiler wrote, by kind."""
-
-    kernels: list[Event]
-    launches: list[Event]
-    operators: list[Event]
-    frames: list[Event]
-
-    @classmethod
-    def read(cls, path: Path) -> Trace:
-        raw = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-        events = [_event(e) for e in raw if e.get("ph") == "X"]
-        kinds: dict[str, list[Event]] = defaultdict(list)
-        for event in events:
-            kinds[event.category].append(event)
-        kernels = kinds["kernel"] + kinds["gpu_memcpy"] + kinds["gpu_memset"]
-        launches = [event for kind in LAUNCHES for event in kinds[kind]]
-        return cls(kernels, launches, kinds["cpu_op"], kinds["python_function"])
-
-
-def _event(raw: Mapping[str, Any]) -> Event:
-    args = raw.get("args", {})
-    return Event(raw["name"], raw.get("cat", ""), raw.get("tid"), raw["ts"], raw.get("dur", 0.0), args.get("correlation"))
-
-
-class Stacks:
-    """The Python frames around a moment of a thread, innermost first."""
-
-    def __init__(self, frames: Iterable[Event]) -> None:
-        by_thread: dict[object, list[Event]] = defaultdict(list)
-        for frame in frames:
-            by_thread[frame.thread].append(frame)
-        self._frames = {thread: sorted(found, key=lambda e: (e.start, -e.stop)) for thread, found in by_thread.items()}
-        self._starts = {thread: [frame.start for frame in found] for thread, found in self._frames.items()}
-        self._parents = {thread: _parents(found) for thread, found in self._frames.items()}
-
-    def at(self, thread: object, moment: float) -> list[str]:
-        frames = self._frames.get(thread, [])
-        place = bisect_right(self._starts.get(thread, []), moment) - 1
-        names = []
-        while place >= 0:
-            if frames[place].stop >= moment:
-                names.append(frames[place].name)
-            place = self._parents[thread][place]
-        return names
-
-
-def _parents(frames: Sequence[Event]) -> list[int]:
-    """The number of the frame around each; -1 for the outermost."""
-    open_frames: list[int] = []
-    parents = []
-    for place, frame in enumerate(frames):
-        while open_frames and frames[open_frames[-1]].stop < frame.stop:
-            open_frames.pop()
-        parents.append(open_frames[-1] if open_frames else -1)
-        open_frames.append(place)
-    return parents
-
-
-def room_of(stack: Iterable[str]) -> str:
-    """The room of a stack, innermost frame first. ``nn.Linear`` outside of experts is a projection of its own."""
-    through_linear = False
-    for frame in stack:
-        path = frame.replace("\\", "/")
-        through_linear = through_linear or LINEAR in path
-        room = next((room for part, room in ROOMS if part in path), None)
-        if room is not None:
-            return "projections" if through_linear and room != "experts" else room
-    return "other"
 
 
 def take(requests: Iterator[Request], execute: Callable[[Request], object], device: torch.device) -> str:
@@ -151,7 +37,8 @@ def take(requests: Iterator[Request], execute: Callable[[Request], object], devi
         pass  # the profiler wants to be started first by the thread that loaded it
     execute(next(requests))
     plain, wall_s = _traced(next(requests), execute, device, with_stack=False)
-    stacked, _ = _traced(next(requests), execute, device, with_stack=True)
+    execute(partial(_unrecorded, next(requests)))
+    stacked, _ = _traced(partial(_unrecorded, next(requests)), execute, device, with_stack=True)
     parts = [_summary(plain, wall_s), _rooms(stacked, wall_s), _waits(stacked)]
     if plain.kernels:
         parts.append(_top("kernel", totals(plain.kernels)))
@@ -180,48 +67,28 @@ def _traced(
         return Trace.read(path), seconds[0]
 
 
+def _unrecorded(request: Request, engine: Engine) -> None:
+    """A request whose steps are all launched one kernel at a time."""
+    runner = engine.runner
+    engine.runner = replace(runner, graphs=None)
+    try:
+        request(engine)
+    finally:
+        engine.runner = runner
+
+
 def _activities(device: torch.device) -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
 
 
 def _summary(trace: Trace, wall_s: float) -> str:
-    busy_s = _busy_us(trace.kernels) / 1e6
+    busy_s = busy_us(trace.kernels) / 1e6
     lines = [f"wall time of the request: {1e3 * wall_s:.2f} ms (under the profiler)"]
     if trace.kernels:
         lines.append(f"GPU busy: {1e3 * busy_s:.2f} ms ({busy_s / wall_s:.0%}); idle: {1e3 * (wall_s - busy_s):.2f} ms")
         lines.append(f"kernels and copies: {len(trace.kernels)}; launches: {len(trace.launches)}")
     lines.append(f"operators: {len(trace.operators)}")
     return "\n".join(lines)
-
-
-def _busy_us(kernels: Iterable[Event]) -> float:
-    """Microseconds in which at least one kernel ran."""
-    busy, reached = 0.0, float("-inf")
-    for kernel in sorted(kernels, key=lambda e: e.start):
-        busy += max(0.0, kernel.stop - max(kernel.start, reached))
-        reached = max(reached, kernel.stop)
-    return busy
-
-
-def by_room(trace: Trace) -> dict[str, tuple[float, int]]:
-    """Microseconds and number of kernels by room; of operators' own time where there is no GPU."""
-    stacks = Stacks(trace.frames)
-    found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for thread, moment, duration in _work(trace):
-        room = room_of(stacks.at(thread, moment))
-        found[room] = (found[room][0] + duration, found[room][1] + 1)
-    return dict(found)
-
-
-def _work(trace: Trace) -> Iterable[tuple[object, float, float]]:
-    """Thread and moment of what started each kernel, and its duration."""
-    if not trace.kernels:
-        yield from ((op.thread, op.start, own) for op, own in _with_own_time(trace.operators))
-        return
-    launches = {launch.correlation: launch for launch in trace.launches if launch.correlation is not None}
-    for kernel in trace.kernels:
-        launch = launches.get(kernel.correlation)
-        yield (launch.thread, launch.start, kernel.duration) if launch else (None, 0.0, kernel.duration)
 
 
 def _rooms(trace: Trace, wall_s: float) -> str:
@@ -232,7 +99,7 @@ def _rooms(trace: Trace, wall_s: float) -> str:
         for room, (microseconds, count) in sorted(found.items(), key=lambda item: -item[1][0])
     ]
     if trace.kernels:
-        idle_us = max(0.0, 1e6 * wall_s - _busy_us(trace.kernels))
+        idle_us = max(0.0, 1e6 * wall_s - busy_us(trace.kernels))
         rows.append(("host (GPU idle)", number(idle_us / 1e3), "", ""))
     return table(("room", "ms", "share", "kernels" if trace.kernels else "operators"), rows)
 
@@ -251,37 +118,6 @@ def _waits(trace: Trace) -> str:
 
 def _short(frame: str) -> str:
     return frame[max(frame.find("hypic"), 0) :]
-
-
-def totals(events: Iterable[Event]) -> dict[str, tuple[float, int]]:
-    """Microseconds and number by name."""
-    found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for event in events:
-        found[event.name] = (found[event.name][0] + event.duration, found[event.name][1] + 1)
-    return dict(found)
-
-
-def own_times(operators: Sequence[Event]) -> dict[str, tuple[float, int]]:
-    """Microseconds that operators took without those they called, and number, by name."""
-    found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for operator, own in _with_own_time(operators):
-        found[operator.name] = (found[operator.name][0] + own, found[operator.name][1] + 1)
-    return dict(found)
-
-
-def _with_own_time(operators: Sequence[Event]) -> list[tuple[Event, float]]:
-    found: list[tuple[Event, float]] = []
-    by_thread: dict[object, list[Event]] = defaultdict(list)
-    for operator in operators:
-        by_thread[operator.thread].append(operator)
-    for members in by_thread.values():
-        members.sort(key=lambda e: (e.start, -e.stop))
-        own = [member.duration for member in members]
-        for member, parent in zip(members, _parents(members), strict=True):
-            if parent >= 0:
-                own[parent] -= member.duration
-        found += zip(members, own, strict=True)
-    return found
 
 
 def _top(head: str, found: Mapping[str, tuple[float, int]]) -> str:

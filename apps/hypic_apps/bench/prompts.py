@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hypic.engine.plan import Piece
 from hypic.engine.tokenizer import Tokenizer
 from hypic.types import Prompt, Segment
+from hypic_apps.cli.errors import InputError
 
 WORD = re.compile(r" [a-z]{3,}")
 Ids = tuple[int, ...]
@@ -75,8 +76,13 @@ class TextSource:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int, *, beforehand: bool, seed: int = 0) -> TextSource:
-        texts = (tokenizer.decode([number]) for number in range(vocab_size))
-        return cls(tokenizer, [text for text in texts if WORD.fullmatch(text)], beforehand, seed)
+        """Raises ``InputError`` where the vocabulary has no such words."""
+        (*_, first) = tokenizer.encode_text("the")  # a blank at the head of a text would not be shown
+        texts = (tokenizer.decode([first, number]) for number in range(vocab_size))
+        words = [text.removeprefix("the") for text in texts if WORD.fullmatch(text.removeprefix("the"))]
+        if not words:
+            raise InputError("this checkpoint's vocabulary has no token for a whole word; pass --ids with a geometry.")
+        return cls(tokenizer, words, beforehand, seed)
 
     def documents(self, shape: Shape, number: int) -> list[str]:
         draw = random.Random(f"{self.seed}|{number}|{shape}")

@@ -11,7 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hypic import __version__
+from hypic.engine.runner import device_of
 from hypic_apps.cli.errors import CommandError
 from hypic_apps.cli.hardware import hardware
 
@@ -28,6 +31,11 @@ def about(what: str) -> dict[str, Any]:
         "hardware": hardware(),
         "versions": {"hypic": __version__, **{name: found for name in PACKAGES if (found := installed(name))}},
     }
+
+
+def device_of_settings(settings: Mapping[str, Any]) -> torch.device:
+    """The device that engine settings name."""
+    return device_of(settings.get("device", "auto"))
 
 
 def installed(package: str) -> str | None:

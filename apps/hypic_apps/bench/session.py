@@ -12,19 +12,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from hypic.config import EngineConfig
+from hypic.engine import forget as forgetting
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
+from hypic.engine.store.texts import Wanted
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams
+from hypic_apps.bench.driving import encode_tasks
 from hypic_apps.bench.geometries import Geometry
 from hypic_apps.bench.prompts import IdsSource, Pieces, Source, TextSource
 
@@ -102,18 +106,16 @@ class Session:
     def encode(self, segments: Sequence[Piece], policy: Policy) -> None:
         """Has segments encoded and stored; those that are cached stay as they are."""
         inboxes = []
-        for segment in segments:
+        for task in encode_tasks(segments, policy, f"bench-{next(self._ids)}"):
             inbox: queue.SimpleQueue[Emission] = queue.SimpleQueue()
-            # The token behind the segment stands for text that would follow; it is never run.
-            pieces = [segment, Piece((0,))]
-            self.loop.submit(Task(f"bench-{next(self._ids)}", pieces, policy=policy, warm=True), inbox.put)
+            self.loop.submit(task, inbox.put)
             inboxes.append(inbox)
         for inbox in inboxes:
             _completion(inbox.get())
 
     def forget(self) -> None:
-        """Empties the store."""
-        self.call(lambda engine: engine.store.clear())
+        """Empties the store, all tiers of it."""
+        self.call(partial(forgetting.forget, wanted=Wanted(None, None, None)))
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -132,9 +134,7 @@ def _completion(emission: Emission) -> Completion:
 
 
 @contextmanager
-def session(
-    geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed: int = 0
-) -> Iterator[Session]:
+def session(geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed: int = 0) -> Iterator[Session]:
     """Builds the engine, and gives its memory back afterwards.
 
     Raises:
@@ -148,7 +148,7 @@ def session(
     with geometry.placed() as folder:
         runner = Runner.load(folder, config)
         source = _source(folder if geometry.folder is not None else None, runner, ids, seed)
-    engine = Engine(runner, NO_TEXT, config.max_running, config.max_step_tokens, config.store_bytes)
+    engine = Engine(runner, NO_TEXT, config.max_running, config.max_step_tokens, config.store_bytes, config.tiers)
     loop = EngineLoop(engine)
     del engine, runner
     try:

@@ -11,20 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import torch
 
 from hypic.engine.engine import Engine
+from hypic.types import Policy
 from hypic_apps.bench.floors import Counts, Limits, load_of
 from hypic_apps.bench.prompts import Pieces, Shape, shuffled
 from hypic_apps.bench.records import percentile
 from hypic_apps.bench.session import Answered, Session
-from hypic.types import Policy
-from hypic_apps.cli.errors import CommandError, InputError
+from hypic_apps.cli.errors import CommandError
 
 ARMS = ("full", "prefix", "cold", "warm")
+PEER = "transformers"
 REUSE = {"full": "none", "prefix": "prefix", "cold": "segments", "warm": "segments"}
 LONG_ANSWERS = (256, 1024)
 
@@ -56,11 +57,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Repetition:
-    """One set of documents, in two orders, with a tail for each arm."""
+    """One set of documents, in two orders, with a tail for each arm; with ``is_in_turn`` the arms run in the order of
+    ``ARMS``, so that ``warm`` need not encode again what ``cold`` has encoded."""
 
     session: Session
     shape: Shape
     number: int
+    is_in_turn: bool = False
 
     def measure(self, arm: str, max_tokens: int = 1) -> Answered:
         """One run of an arm, and whatever has to come before it outside of what is timed.
@@ -78,9 +81,8 @@ class Repetition:
         return self.session.policy.with_(reuse=REUSE[arm])
 
     def prepared(self, arm: str) -> Pieces:
-        """Brings the store into the state that an arm starts from; the arm's prompt. Segments that ``cold`` has
-        encoded just before are found by ``warm`` as they are."""
-        if arm in ("prefix", "cold"):
+        """Brings the store into the state that an arm starts from; the arm's prompt."""
+        if arm in ("prefix", "cold") or not self.is_in_turn:
             self.session.forget()
         if arm == "prefix":
             self.session.ask(self._pieces("before", is_shuffled=False), self.policy(arm))
@@ -117,19 +119,16 @@ def measure(session: Session, shape: Shape, plan: Plan, progress: Callable[[str]
     """One cell. The first ``plan.warmup`` repetitions are not counted.
 
     Raises:
-        InputError: segments so short that they are always run live.
+        CommandError: a run did not do what its arm says.
     """
-    shortest = max(session.policy.shortest, session.policy.seam + 1)
-    if shape.segment_tokens < shortest:
-        raise InputError(f"segments of {shape.segment_tokens} tokens are run live; pass {shortest} or more.")
     cell = Cell(shape, {arm: [] for arm in plan.arms})
     for number in range(-plan.warmup, 0):
-        _repeat(Repetition(session, shape, number), plan.arms, None)
+        _repeat(Repetition(session, shape, number, "cold" in plan.arms), plan.arms, None)
         progress(f"{shape.num_segments} x {shape.segment_tokens}: warm-up")
     _reset_peak(session)
     started = time.perf_counter()
     for number in range(plan.runs):
-        _repeat(Repetition(session, shape, number), plan.arms, cell)
+        _repeat(Repetition(session, shape, number, "cold" in plan.arms), plan.arms, cell)
         progress(f"{shape.num_segments} x {shape.segment_tokens}: {number + 1} of {plan.runs}")
         if time.perf_counter() - started > plan.budget_s:
             break
@@ -174,11 +173,11 @@ def transitions_kept(engine: Engine) -> float | None:
     return kept / total if total else None
 
 
-def records(session: Session, cell: Cell, plan: Plan, limits: Limits, geometry: str) -> Iterator[dict[str, Any]]:
-    """One record for each arm of a cell, its floor beside it; the peer's are made by ``record`` too."""
+def records(session: Session, cell: Cell, limits: Limits, geometry: str) -> Iterator[dict[str, Any]]:
+    """One record for each arm of a cell, the peer's too, its floor beside it."""
     counts = Counts.of(session.runner.model)
     policy, layout = session.policy, counts.layout
-    floors = {arm: load_of(arm, cell.shape, policy, layout).seconds(counts, limits) for arm in (*ARMS, "transformers")}
+    floors = {arm: load_of(arm, cell.shape, policy, layout).seconds(counts, limits) for arm in (*ARMS, PEER)}
     for arm, times in cell.ttft_s.items():
         yield record(arm, times, cell, floors, {
             "geometry": geometry, "device": str(session.device), "dtype": str(layout.dtype).removeprefix("torch."),
@@ -189,7 +188,7 @@ def record(
     arm: str, times_s: Sequence[float], cell: Cell, floors: Mapping[str, float], about: Mapping[str, Any]
 ) -> dict[str, Any]:
     """See ``records``; times in milliseconds. ``floor_ratio`` is what segments could gain at best over full recompute,
-    ``ratio_to_full`` and ``ratio_to_prefix`` what this arm gained over ours in this cell."""
+    ``ratio_to_full`` and its like what this arm gained over others in this cell."""
     p50 = percentile(times_s, 50)
     found: dict[str, Any] = {
         "arm": arm,
@@ -205,15 +204,46 @@ def record(
         "floor_ms": 1e3 * floors[arm],
         "floor_ratio": floors["full"] / floors["warm"],
         "transitions_kept": cell.transitions_kept if arm in ("cold", "warm") else None,
-        "peak_bytes": cell.peak_bytes,
+        "peak_bytes": cell.peak_bytes if arm != PEER else None,
     }
-    for other in ("full", "prefix"):
+    for other in ("full", "prefix", PEER):
         if other in cell.ttft_s:
             found[f"ratio_to_{other}"] = percentile(cell.ttft_s[other], 50) / p50
-    if cell.gap_s is not None:
+    if cell.gap_s is not None and arm != PEER:
         found["gap_ms"] = 1e3 * cell.gap_s
         found.update({f"total_ms_{n}": 1e3 * (p50 + (n - 1) * cell.gap_s) for n in LONG_ANSWERS})
     return found
+
+
+def over_cells(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all cells say together: how much ``warm`` gained, and, by arm, what one more segment costs, from the fewest
+    to the most of the longest segments with more than one number."""
+    warm = [r for r in records if r["arm"] == "warm"]
+    gains = {other: [r[f"ratio_to_{other}"] for r in warm if f"ratio_to_{other}" in r] for other in ("prefix", "full")}
+    found: dict[str, Any] = {f"warm_over_{other}": _mean(ratios) for other, ratios in gains.items()}
+    arms = dict.fromkeys(r["arm"] for r in records)
+    slopes = {arm: _slope([r for r in records if r["arm"] == arm]) for arm in arms}
+    return {**found, "ms_per_segment": {arm: slope for arm, slope in slopes.items() if slope is not None}}
+
+
+def _mean(ratios: Sequence[float]) -> dict[str, Any] | None:
+    if not ratios:
+        return None
+    return {"cells": len(ratios), "mean": geometric_mean(ratios), "smallest": min(ratios)}
+
+
+def _slope(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Milliseconds a segment."""
+    by_kind: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for r in records:
+        by_kind.setdefault((r["segment_tokens"], r["tail_tokens"]), []).append(r)
+    long = [kind for kind, found in by_kind.items() if len(found) > 1]
+    if not long:
+        return None
+    found = sorted(by_kind[max(long)], key=lambda r: int(r["num_segments"]))
+    fewest, most = found[0], found[-1]
+    rise = most["ttft_ms_p50"] - fewest["ttft_ms_p50"]
+    return float(rise / (most["num_segments"] - fewest["num_segments"]))
 
 
 def _reset_peak(session: Session) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,29 +11,31 @@ from typing import Any
 
 import torch
 
+from hypic.config import EngineConfig
 from hypic.engine import models
 from hypic.engine.engine import Engine, Task
 from hypic.engine.plan import Piece
-from hypic.engine.runner import device_of, dtype_of
+from hypic.engine.runner import dtype_of
+from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams
-from hypic_apps.bench import floors, peer_process, profile, ttft
+from hypic_apps.bench import floors, peer_process, plots, profile, ttft
 from hypic_apps.bench.geometries import Geometry, geometry
-from hypic_apps.bench.options import add_common, choices, end_notes, note, numbers, whole, with_defaults
+from hypic_apps.bench.options import add_common, choices, is_small, note, numbers, shown, whole, with_defaults
 from hypic_apps.bench.peer_process import Told
 from hypic_apps.bench.prompts import Shape
-from hypic_apps.bench.records import about, number, save, table, write
+from hypic_apps.bench.records import about, device_of_settings, number, table, write
 from hypic_apps.bench.session import Session, session
 from hypic_apps.bench.ttft import ARMS, Cell, Plan
-from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.errors import CommandError, InputError
 from hypic_apps.cli.options import engine_settings
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 
 SUMMARY = "time to first token: full recompute, prefix, segments cold and warm"
 EXAMPLES = """
 hypic bench ttft
-hypic bench ttft --geometry qwen3.5-4b --segments 4,16,64 --segment-tokens 256,1024
-hypic bench ttft --geometry qwen3.5-35b-a3b --peer transformers --save ttft.json
-hypic bench ttft --geometry qwen3.5-35b-a3b --arms warm --runs 3 --profile warm.txt
+hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --segment-tokens 256
+hypic bench ttft --geometry qwen3.5-4b --peer transformers --save ttft.json
+hypic bench ttft --geometry qwen3.5-4b --arms warm --runs 3 --profile warm.txt
 """
 DETAILS = """Every repetition has new documents. Floors are what this chip could do at best,
 from its matrix rate and bandwidth measured at the start."""
@@ -61,7 +62,7 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--budget", type=float, default=float("inf"), metavar="SECONDS",
                         help="stop a cell after the repetition in which so much time is spent")  # fmt: skip
     parser.add_argument("--decode-tokens", type=whole, default=16, metavar="N",
-                        help="tokens decoded once for the time of long answers; 0 leaves it out (default: 16)")  # fmt: skip
+                        help="tokens decoded once for the time of answers; 0 leaves it out (default: 16)")  # fmt: skip
     parser.add_argument("--peer", action="append", choices=("transformers", "prefix"), default=[],
                         help="measure a peer in the same run; may be repeated")  # fmt: skip
     parser.add_argument("--profile", metavar="FILE", help="write where the time of one request goes")
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         CommandError: an arm did not do what it says; a file cannot be written.
     """
     made, settings = geometry(args.geometry), engine_settings(args)
-    device = device_of(settings.get("device", "auto"))
+    device = device_of_settings(settings)
     shapes, left_out = cells(args, device, made)
     plan = Plan([arm for arm in ARMS if arm in {*args.arms, *args.peer}], args.runs, args.warmup, args.budget,
                 args.decode_tokens)  # fmt: skip
@@ -90,35 +91,36 @@ def run(args: argparse.Namespace) -> int:
     settings = with_defaults(settings, max_context=longest + args.decode_tokens + 512, max_running=8)
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=args.ids, seed=settings.get("seed", 0)) as built:
-        measured = [ttft.measure(built, shape, plan, note) for shape in shapes]
-        records = [r for cell in measured for r in ttft.records(built, cell, plan, limits, made.name)]
-        records += _peer_records(told, measured, built, limits, made.name)
+        measured, failed = _measured(built, shapes, plan)
+        _add_peer(told, shapes, measured)
+        records = [r for cell in measured for r in ttft.records(built, cell, limits, made.name)]
         if args.profile:
             _profile(built, shapes[0], args.profile_arm, Path(args.profile))
         build_s = built.build_s
-    end_notes()
     result = {
         **about("time to first token in milliseconds, by arm and shape of prompt"),
         "limits": {"matmul_tflops": limits.matmul_flops / 1e12, "copy_gb_per_s": limits.copy_bytes / 1e9},
         "tokenising": args.ids is False and made.folder is not None,
         "build_s": build_s,
         "left_out": left_out,
+        "failed": failed,
+        **ttft.over_cells(records),
         "peer": None if told is None else {"versions": dict(told.versions), "missing": told.missing},
         "records": records,
     }
-    _show(args, result, told)
-    return 0
+    if args.plot and records:
+        plots.ttft(records, Path(args.plot))
+    return shown(args, result, text) or int(bool(failed))
 
 
 def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tuple[list[Shape], list[str]]:
     """The shapes of the grid, and those left out as too long.
 
     Raises:
-        InputError: none is left.
+        InputError: none is left, or segments are so short that they are always run live.
     """
-    is_small = device.type == "cpu" or int(made.config["hidden_size"]) < 512
-    lengths = args.segment_tokens or [128 if is_small else 1024]
-    tails = args.tail_tokens or [32 if is_small else 128]
+    lengths = args.segment_tokens or [128 if is_small(device, made) else 1024]
+    tails = args.tail_tokens or [32 if is_small(device, made) else 128]
     grid = [
         Shape(many, length, tail, args.head_tokens if made.folder is None else 0)
         for many in args.segments or [16] for length in lengths for tail in tails
@@ -127,6 +129,10 @@ def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tup
     if not fitting:
         raise InputError(f"every prompt is longer than {args.max_prompt_tokens} tokens; raise --max-prompt-tokens.")
     left_out = [f"{shape.num_segments} x {shape.segment_tokens}" for shape in grid if shape not in fitting]
+    policy = EngineConfig.of(**engine_settings(args)).policy
+    shortest = max(policy.shortest, policy.seam + 1)
+    if min(lengths) < shortest:
+        raise InputError(f"segments of {min(lengths)} tokens are run live; pass {shortest} or more.")
     for text in left_out:
         note(f"left out as too long: {text}")
     return fitting, left_out
@@ -151,20 +157,24 @@ def _peer(
     return told
 
 
-def _peer_records(
-    told: Told | None, measured: Sequence[Cell], built: Session, limits: floors.Limits, name: str
-) -> list[dict[str, Any]]:
-    if told is None or told.missing:
-        return []
-    counts = floors.Counts.of(built.runner.model)
-    about_peer = {"geometry": name, "device": str(built.device), "dtype": str(counts.layout.dtype)[6:]}
-    found = []
-    for cell, seconds in zip(measured, told.seconds, strict=True):
-        arms = ("full", "warm", "transformers")
-        by_arm = {arm: floors.load_of(arm, cell.shape, built.policy, counts.layout).seconds(counts, limits)
-                  for arm in arms}  # fmt: skip
-        found.append(ttft.record("transformers", seconds, cell, by_arm, about_peer))
-    return found
+def _measured(built: Session, shapes: Sequence[Shape], plan: Plan) -> tuple[list[Cell], list[str]]:
+    """Every cell that could be measured, and why others could not: hours of a grid are not lost to one of its cells."""
+    found, failed = [], []
+    for shape in shapes:
+        try:
+            found.append(ttft.measure(built, shape, plan, note))
+        except (CommandError, HypicError) as error:
+            failed.append(f"{shape.num_segments} x {shape.segment_tokens}: {error}")
+            note(f"not measured: {failed[-1]}")
+    return found, failed
+
+
+def _add_peer(told: Told | None, shapes: Sequence[Shape], measured: Sequence[Cell]) -> None:
+    """The peer's times beside ours."""
+    if told is not None and not told.missing:
+        by_shape = dict(zip(shapes, told.seconds, strict=True))
+        for cell in measured:
+            cell.ttft_s[ttft.PEER] = list(by_shape[cell.shape])
 
 
 def _profile(built: Session, shape: Shape, arm: str, path: Path) -> None:
@@ -176,11 +186,11 @@ def _profile(built: Session, shape: Shape, arm: str, path: Path) -> None:
     note(f"profiling {arm}")
 
     def requests() -> Iterator[Callable[[Engine], object]]:
-        for number in itertools.count(10_000):
-            repetition = ttft.Repetition(built, shape, number)
+        for repeat in itertools.count(10_000):
+            repetition = ttft.Repetition(built, shape, repeat)
             pieces, policy = repetition.prepared(arm)(), repetition.policy(arm)
             built.synchronize()
-            yield partial(_drive, pieces, policy, f"profiled-{number}")
+            yield partial(_drive, pieces, policy, f"profiled-{repeat}")
 
     head = f"{arm}, {shape.num_segments} x {shape.segment_tokens} + {shape.tail_tokens} tokens"
     write(path, f"{head}\n{profile.take(requests(), built.call, built.device)}")
@@ -193,25 +203,15 @@ def _drive(pieces: Sequence[Piece], policy: Policy, id: str, engine: Engine) -> 
         engine.step()
 
 
-def _show(args: argparse.Namespace, result: dict[str, Any], told: Told | None) -> None:
-    if args.save:
-        save(Path(args.save), result)
-    if args.plot:
-        from hypic_apps.bench import plots
-
-        plots.ttft(result["records"], Path(args.plot))
-    print(json.dumps(result, indent=2) if args.json else text(result))
-
-
 def text(result: dict[str, Any]) -> str:
     """The table, and a line on what it was measured on."""
-    heads = ("segments", "arm", "p50 ms", "p90 ms", "runs", "floor ms", "floor ratio", "x full", "x prefix",
+    heads = ("segments", "arm", "p50 ms", "p90 ms", "runs", "floor ms", "floor ratio", "x full", "x prefix", "x peer",
              "tokens run", "256 tokens", "1,024 tokens")  # fmt: skip
     rows = [
         (
             f"{r['num_segments']} x {r['segment_tokens']:,} + {r['tail_tokens']}", r["arm"], number(r["ttft_ms_p50"]),
             number(r["ttft_ms_p90"]), str(r["runs"]), number(r["floor_ms"]), number(r["floor_ratio"]),
-            number(r.get("ratio_to_full")), number(r.get("ratio_to_prefix")),
+            number(r.get("ratio_to_full")), number(r.get("ratio_to_prefix")), number(r.get("ratio_to_transformers")),
             "-" if r["computed_tokens"] is None else f"{r['computed_tokens']:,}",
             number(r.get("total_ms_256")), number(r.get("total_ms_1024")),
         )
@@ -229,6 +229,14 @@ def _remarks(result: dict[str, Any]) -> list[str]:
         f"{number(limits['matmul_tflops'])} TFLOP/s and {number(limits['copy_gb_per_s'])} GB/s; "
         f"tokenising is {'part of the time' if result['tokenising'] else 'left out'}",
     ]
+    for against in ("prefix", "full"):
+        gains = result[f"warm_over_{against}"]
+        if gains is not None and gains["cells"] > 1:
+            lines.append(f"warm over {against}: geometric mean of {gains['cells']} cells {number(gains['mean'])}, "
+                         f"smallest {number(gains['smallest'])}")  # fmt: skip
+    for arm, cost in result["ms_per_segment"].items():
+        lines.append(f"one more segment, {arm}: {cost:.3f} ms")
+    lines += [f"failed: {reason}" for reason in result["failed"]]
     if kept:
         lines.append(f"transitions kept: {min(kept):.1%}")
     if result["peer"]:

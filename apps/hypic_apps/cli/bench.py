@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.parser import Parser, Subparsers, add_command
 
 SUMMARY = "measure speed against floors and peers"
@@ -13,8 +12,10 @@ hypic bench ttft
 hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --json
 hypic bench ttft --help
 """
-DETAILS = """Measures speed with the bundled model, or with the geometry of a real one and
-random weights. Ratios come from one run on one machine."""
+DETAILS = """WHAT is ttft, encode, decode, memory, tiers, start, load or potential; each
+has a --help of its own. Speed is measured with the bundled model, or with the
+geometry of a real one and random weights. Ratios come from one run on one
+machine."""
 
 
 def add(commands: Subparsers[Parser]) -> None:

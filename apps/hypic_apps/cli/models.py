@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hypic.checkpoints import BUNDLED, bundled
-from hypic.store_spec import parse_bytes
+from hypic.config import EngineConfig
 from hypic.errors import UnsupportedModel
+from hypic.store_spec import parse_bytes
 from hypic.types import Policy
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.files import read_all
@@ -28,7 +29,11 @@ hypic models path/to/checkpoint --json
 """
 DETAILS = """A checkpoint of any size is described from its configuration and the headers of
 its files; no weight is read. With --corpus, texts are cut into passages and
-counted by the checkpoint's tokenizer, to say what keeping all of them takes."""
+counted by the checkpoint's tokenizer, to say what keeping all of them takes.
+What a budget keeps is the pool's own arithmetic: whole pages and slots, less
+what is set aside for --max-running requests, one of --max-context tokens. Where
+two numbers stand, the first holds while the engine works and the second when
+segments are all that is in memory; snapshots of conversations take from both."""
 SEGMENT_TOKENS = 512
 BUDGETS = ("1GiB", "4GiB", "16GiB", "64GiB", "256GiB")
 LINE_CHARS = 80
@@ -41,6 +46,10 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("model", nargs="?", metavar="FOLDER", help="checkpoint folder")
     parser.add_argument("--corpus", nargs="+", metavar="PATH", help="texts, or folders of them, to count")
     parser.add_argument("--memory", metavar="SIZE", help="a budget for cached segments, such as 8GiB")
+    parser.add_argument(
+        "--max-context", type=int, metavar="N", help="tokens of the longest request (default: the model's)"
+    )
+    parser.add_argument("--max-running", type=int, metavar="N", help="requests at a time (default: the engine's)")
     parser.add_argument("--dtype", default="auto", help="type that the weights are loaded in (default: auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -56,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model is None and (args.corpus or args.memory):
         raise InputError("--corpus and --memory are about a checkpoint; name its folder first.")
-    found = supported() if args.model is None else inspect(args.model, args.dtype, args.corpus, args.memory)
+    limits = {name: getattr(args, name) for name in ("max_context", "max_running")}
+    config = EngineConfig(dtype=args.dtype, **{name: value for name, value in limits.items() if value is not None})
+    found = supported() if args.model is None else inspect(args.model, config, args.corpus, args.memory)
     if args.json:
         screen.result_object(found)
     elif args.model is None:
@@ -80,7 +91,7 @@ def supported() -> dict[str, Any]:
     }
 
 
-def inspect(model: str, dtype: str, corpus: Sequence[str] | None, memory: str | None) -> dict[str, Any]:
+def inspect(model: str, config: EngineConfig, corpus: Sequence[str] | None, memory: str | None) -> dict[str, Any]:
     """A checkpoint's description; ``segment_bytes`` is that of a segment of ``segment_tokens`` tokens.
 
     Raises:
@@ -91,18 +102,20 @@ def inspect(model: str, dtype: str, corpus: Sequence[str] | None, memory: str | 
     from hypic.checkpoints import describe
 
     budgets = [*([] if memory is None else [memory]), *BUDGETS]
-    sizes = {budget: parse_bytes(budget) for budget in budgets}
-    info = describe(model, dtype)
+    configs = {budget: replace(config, memory=parse_bytes(budget)) for budget in budgets}
+    info = describe(model, config.dtype)
     size = None if info.refusal else info.segment_bytes(SEGMENT_TOKENS)
     found = {**asdict(info), "segment_tokens": SEGMENT_TOKENS, "segment_bytes": size}
     if corpus and not info.refusal:
-        found["corpus"] = _count(model, info, corpus, sizes)
+        found["corpus"] = _count(model, info, corpus, configs)
     elif not info.refusal:
-        found["fits"] = {budget: _fitting(num_bytes, size) for budget, num_bytes in sizes.items()}
+        found["fits"] = {budget: asdict(info.fit(SEGMENT_TOKENS, setting)) for budget, setting in configs.items()}
     return found
 
 
-def _count(model: str, info: CheckpointInfo, paths: Sequence[str], sizes: Mapping[str, int]) -> dict[str, Any]:
+def _count(
+    model: str, info: CheckpointInfo, paths: Sequence[str], configs: Mapping[str, EngineConfig]
+) -> dict[str, Any]:
     """Passages of a corpus, as retrieval cuts them; those too short to pay are not cached but run live."""
     from hypic.checkpoints import token_counts
     from hypic_retriever import Splitter
@@ -111,22 +124,16 @@ def _count(model: str, info: CheckpointInfo, paths: Sequence[str], sizes: Mappin
     passages = [passage.text for file in files for passage in Splitter().split(file.text, file.name)]
     counts = token_counts(model, list(dict.fromkeys(passages)))
     cached = [count for count in counts if count >= policy.shortest]
-    total = sum(info.segment_bytes(count, policy.seam) for count in cached)
-    each = total // len(cached) if cached else 0
     return {
         "num_files": len(files),
         "num_passages": len(counts),
         "num_tokens": sum(counts),
         "num_segments": len(cached),
         "num_live": len(counts) - len(cached),
-        "segment_bytes": total,
-        "fits": {budget: min(len(cached), _fitting(size, each)) for budget, size in sizes.items()},
+        "segment_bytes": sum(info.segment_bytes(count, policy.seam) for count in cached),
+        "memory_bytes": info.memory_for(cached, next(iter(configs.values()))),
+        "fits": {budget: asdict(info.fit(cached, config)) for budget, config in configs.items()},
     }
-
-
-def _fitting(budget_bytes: int, segment_bytes: int | None) -> int:
-    """The most segments that a budget holds, nothing else being in it."""
-    return budget_bytes // segment_bytes if segment_bytes else 0
 
 
 def _print_types(found: dict[str, Any]) -> None:
@@ -175,7 +182,7 @@ def _kept(found: dict[str, Any]) -> dict[str, str]:
     }
     left = ", ".join(f"{name}.* ({num_bytes / 1e9:.3f} GB)" for name, num_bytes in found["left_out"].items())
     rows |= {"left out": left} if left else {}
-    return rows | ({"fit at most": _fits(found["fits"], "")} if "fits" in found else {})
+    return rows | ({"kept": _fits(found["fits"], "")} if "fits" in found else {})
 
 
 def _corpus(found: dict[str, Any]) -> dict[str, str]:
@@ -183,12 +190,20 @@ def _corpus(found: dict[str, Any]) -> dict[str, str]:
         "corpus": f"{found['num_files']:,} files, {found['num_passages']:,} passages, {found['num_tokens']:,} tokens",
         "cached": f"{found['num_segments']:,} segments, {human_bytes(found['segment_bytes'])}; "
         f"{found['num_live']:,} shorter passages are run live",
-        "fit at most": _fits(found["fits"], f" of {found['num_segments']:,}"),
+        "to keep all": f"{human_bytes(found['memory_bytes'])} of memory",
+        "kept": _fits(found["fits"], f" of {found['num_segments']:,}"),
     }
 
 
-def _fits(found: Mapping[str, int], suffix: str) -> str:
-    return ", ".join(f"{count:,}{suffix} in {budget}" for budget, count in found.items())
+def _fits(found: Mapping[str, Mapping[str, Any]], suffix: str) -> str:
+    return ", ".join(f"{_range(fit)}{'' if fit['refusal'] else suffix} in {budget}" for budget, fit in found.items())
+
+
+def _range(fit: Mapping[str, Any]) -> str:
+    if fit["refusal"]:
+        return "no engine"
+    least, most = fit["at_work"], fit["at_rest"]
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def human_bytes(count: int) -> str:

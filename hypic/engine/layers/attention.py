@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from hypic.engine.batch import Batch, Context, Final
 from hypic.engine.layers.norm import RMSNorm
+from hypic.engine.layers.projections import Joined
 from hypic.engine.layers.rotary import Angles, rotate
 from hypic.engine.pool import AttentionShape, Pool
 from hypic_kernels import attention as paged
@@ -65,6 +66,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.bias)
         self.v_proj = nn.Linear(shape.hidden_size, kv_width, bias=shape.bias)
         self.o_proj = nn.Linear(query_width, shape.hidden_size, bias=shape.bias)
+        self._joined = None if shape.bias else Joined(self.q_proj, self.k_proj, self.v_proj)
         self.has_norm = shape.norm_eps is not None
         if shape.norm_eps is not None:
             sizes = (query_width, kv_width) if shape.norm_whole else (shape.head_dim, shape.head_dim)
@@ -77,25 +79,34 @@ class Attention(nn.Module):
 
     def project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """``q [N, H, D]``, ``k, v [N, Hkv, D]`` before rotation, and the output gate ``[N, H, D]`` or ``None``."""
-        q, gate = self.project_queries(hidden)
-        return q, *self.project_keys(hidden), gate
+        if self._joined is None:
+            q, gate = self.project_queries(hidden)
+            return q, *self.project_keys(hidden), gate
+        q, k, v = self._joined(hidden)
+        q, gate = self._queries(q)
+        return q, *self._keys(k, v), gate
 
     def project_queries(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """``q [N, H, D]`` before rotation, and the output gate ``[N, H, D]`` or ``None``."""
+        return self._queries(self.q_proj(hidden))
+
+    def project_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """``k, v [N, Hkv, D]``, keys before rotation."""
+        return self._keys(self.k_proj(hidden), self.v_proj(hidden))
+
+    def _queries(self, projected: Tensor) -> tuple[Tensor, Tensor | None]:
         width = self.shape.head_dim * (2 if self.shape.gated else 1)
-        q, gate = self.q_proj(hidden).view(len(hidden), self.shape.num_heads, width), None
+        q, gate = projected.view(len(projected), self.shape.num_heads, width), None
         if self.shape.gated:
             q, gate = q.chunk(2, dim=-1)
         return (self._normed(self.q_norm, q) if self.has_norm else q), gate
 
-    def project_keys(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """``k, v [N, Hkv, D]``, keys before rotation."""
-        k = self.k_proj(hidden).view(len(hidden), self.shape.num_kv_heads, self.shape.head_dim)
-        v = self.v_proj(hidden).view(len(hidden), self.shape.num_kv_heads, self.shape.head_dim)
+    def _keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = (x.view(len(x), self.shape.num_kv_heads, self.shape.head_dim) for x in (k, v))
         return (self._normed(self.k_norm, k) if self.has_norm else k), v
 
     def _normed(self, norm: nn.Module, heads: Tensor) -> Tensor:
-        out: Tensor = norm(heads.flatten(-2)).view_as(heads) if self.shape.norm_whole else norm(heads)
+        out: Tensor = norm(heads.flatten(-2)).view(heads.shape) if self.shape.norm_whole else norm(heads)
         return out
 
     def output(self, mixed: Tensor, gate: Tensor | None) -> Tensor:
@@ -108,9 +119,12 @@ class Attention(nn.Module):
         self, hidden: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None, final: Final | None = None
     ) -> Tensor:
         """Outputs of all rows, or of ``final``'s alone; ``turns.rows`` are the angles of those rows."""
-        k, v = self.project_keys(hidden)
+        if final is None:
+            q, k, v, gate = self.project(hidden)
+        else:
+            k, v = self.project_keys(hidden)
+            q, gate = self.project_queries(hidden.index_select(0, final.tokens))
         pool.write_kv(layer, batch.kv_slots, k, v)
-        q, gate = self.project_queries(hidden if final is None else hidden.index_select(0, final.tokens))
         if batch.kernels is not None and batch.kernels.attention is not None:
             return self.output(self._through_pages(q, k, v, batch, pool, layer, turns, final), gate)
         if turns is not None:

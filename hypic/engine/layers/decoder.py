@@ -82,7 +82,7 @@ class Decoder(nn.Module):
     def is_paged(self) -> bool:
         """Whether all full attention, if there is any, is of the kind that kernels read through pages."""
         attending = [mixer for mixer in self.mixers() if isinstance(mixer.kept, AttentionShape)]
-        return all(isinstance(mixer, Attention) for mixer in attending)
+        return all(isinstance(mixer, Attention | LatentAttention) for mixer in attending)
 
     @property
     def is_recordable(self) -> bool:

@@ -20,6 +20,7 @@ from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.conv import convolve_planned, convolve_rows
 from hypic.engine.layers.norm import GatedRMSNorm, l2_normalise, upcast
+from hypic.engine.layers.projections import Joined
 from hypic.engine.layers.rotary import Angles
 from hypic.engine.linear.delta import DeltaInputs, GatedDelta
 from hypic.engine.pool import LinearShape, Pool
@@ -74,6 +75,7 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_z = nn.Linear(shape.hidden_size, shape.value_size, bias=False)
         self.in_proj_b = nn.Linear(shape.hidden_size, shape.num_v_heads, bias=False)
         self.in_proj_a = nn.Linear(shape.hidden_size, shape.num_v_heads, bias=False)
+        self._joined = Joined(self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
         self.conv1d = nn.Conv1d(channels, channels, shape.conv_width, groups=channels, bias=False)
         self.A_log = nn.Parameter(torch.zeros(shape.num_v_heads))
         self.dt_bias = nn.Parameter(torch.zeros(shape.num_v_heads))
@@ -85,9 +87,7 @@ class GatedDeltaNet(nn.Module):
         return self.shape.kept
 
     def project(self, hidden: Tensor) -> Projected:
-        return Projected(
-            self.in_proj_qkv(hidden), self.in_proj_z(hidden), self.in_proj_b(hidden), self.in_proj_a(hidden)
-        )
+        return Projected(*self._joined(hidden))
 
     def convolve(self, projected: Projected, batch: Batch, pool: Pool, layer: int) -> Projected:
         mixed = convolve_rows(projected.mixed, self.conv1d.weight, batch, pool, layer)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hypic.engine.layers.norm import by_kernel
+from hypic.engine.layers.projections import Joined
 from hypic_kernels import pointwise
 
 
@@ -17,9 +18,10 @@ class SwiGLU(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self._joined = Joined(self.gate_proj, self.up_proj)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
+        out: Tensor = self.down_proj(gated(*self._joined(x)))
         return out
 
 

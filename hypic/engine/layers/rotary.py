@@ -18,6 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from hypic.engine.affine import Affine
+from hypic.errors import UnsupportedModel
+
+MOVES_NO_GATE = (
+    "linear layers with rotary keys and a gate per channel (GLA, KDA) are not supported: such a gate does not commute "
+    "with rotation, so that nothing cached could be moved; load a model whose linear layers have no positions."
+)
 
 
 @dataclass(frozen=True)
@@ -130,12 +136,13 @@ def move(maps: Affine, angles: Angles, *, has_channel_gate: bool = False) -> Aff
     """Maps ``[N, H, ...]`` of interiors moved to where their segments begin, one angle set per ``N``.
 
     Raises:
-        AssertionError: the family has a gate per channel, which does not commute with rotation.
+        UnsupportedModel: the family has a gate per channel, which does not commute with rotation; such a model is
+            refused when it is built.
     """
-    kind = maps.transition.ndim
-    assert kind != 3 and not has_channel_gate, "states behind a per-channel gate cannot be moved by rotation"
+    if has_channel_gate:
+        raise UnsupportedModel(MOVES_NO_GATE)
     end_state = _along_keys(maps.end_state, angles)
-    if kind == 2:
+    if maps.transition.ndim == 2:
         return Affine(maps.transition, end_state)
     return Affine(_along_keys(_along_keys(maps.transition, angles).mT, angles).mT, end_state)
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from hypic.engine.batch import Batch
+from hypic.engine.layers.rotary import MOVES_NO_GATE
 from hypic.engine.models._config import refuse_quantised
 from hypic.engine.models._families import ALIASES, BY_ARCHITECTURE, REFUSED
 from hypic.engine.pool import Layout, Pool
@@ -76,10 +77,24 @@ def build(config: Mapping[str, Any]) -> nn.Module:
 
     Raises:
         UnsupportedModel: its ``model_type`` has no file here, its weights are quantised, or a feature is refused.
+        CheckpointError: a field of the configuration is missing or wrong.
     """
     text = text_config(config)
     refuse_quantised(config)
     refuse_quantised(text)
     module = importlib.import_module(f"{__name__}.{family_of(config)}")
     model: nn.Module = module.Model.from_config(text)
+    refuse_moving_gates(model)
     return model
+
+
+def refuse_moving_gates(model: nn.Module) -> None:
+    """Refuse rotary keys in linear layers with a gate per channel, whatever the kind of their transition.
+
+    Raises:
+        UnsupportedModel: the model has such layers.
+    """
+    families = [getattr(part, "family", None) for part in model.modules()]
+    has_gate = any(getattr(family, "has_channel_gate", False) for family in families)
+    if has_gate and getattr(model, "linear_rotary", None) is not None:
+        raise UnsupportedModel(MOVES_NO_GATE)

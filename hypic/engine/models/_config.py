@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -36,6 +37,21 @@ def refuse_unless(config: Mapping[str, Any], name: str, value: object) -> None:
         raise UnsupportedModel(f"config.json has {name} = {found!r}; only {value!r} is supported.")
 
 
+def refuse_all_but(config: Mapping[str, Any], values: Mapping[str, object]) -> None:
+    """Refuse every feature of which the field is present with another value than the one given here.
+
+    Raises:
+        UnsupportedModel: the first of them.
+    """
+    for name, value in values.items():
+        refuse_unless(config, name, value)
+
+
+def head_dim(config: Mapping[str, Any]) -> int:
+    """``head_dim``, or a head's share of the hidden size."""
+    return int(config.get("head_dim") or read(config, "hidden_size", int) // read(config, "num_attention_heads", int))
+
+
 def layer_numbers(types: Sequence[str], known: Sequence[str]) -> list[int]:
     """Each layer's number among the layers of its own type.
 
@@ -54,7 +70,7 @@ def refuse_quantised(config: Mapping[str, Any]) -> None:
     """Refuse weights of fewer than 16 bits, whose layout depends on the tool that made them.
 
     Raises:
-        UnsupportedModel: the checkpoint is quantised.
+        UnsupportedModel: the checkpoint is quantised; the sentence names the scheme, and what to load instead.
     """
     found = config.get("quantization_config") or config.get("quantization")
     if not found:
@@ -62,9 +78,22 @@ def refuse_quantised(config: Mapping[str, Any]) -> None:
     scheme = str(found.get("quant_method") or found.get("mode") or "of a kind its config.json does not name")
     bits = found.get("bits") or found.get("w_bit")
     raise UnsupportedModel(
-        f"this checkpoint is quantised ({scheme}{f', {bits} bits' if bits else ''}), which is not supported; load the "
-        "bf16 checkpoint it was made from, whose name usually lacks the suffix -FP8, -AWQ, -GPTQ or -4bit."
+        f"this checkpoint is quantised ({scheme}{f', {bits} bits' if bits else ''}), which is not supported; load "
+        f"{_unquantised(str(config.get('_name_or_path') or ''))}."
     )
+
+
+QUANTISED = re.compile(
+    r"[-_.](?:fp8|nvfp4|mxfp4|awq|gptq|bnb|int[48]|[48]bit|w[48]a(?:8|16)|gguf|quantized)\b.*", re.IGNORECASE
+)
+
+
+def _unquantised(name: str) -> str:
+    """The checkpoint that one of this name was made from, as far as the name tells."""
+    stem = QUANTISED.sub("", name)
+    if stem and stem != name:
+        return f"{stem!r}, the checkpoint it was made from"
+    return "the bf16 checkpoint it was made from, whose name usually lacks the suffix -FP8, -AWQ, -GPTQ or -4bit"
 
 
 def rope_from(config: Mapping[str, Any]) -> Mapping[str, Any]:

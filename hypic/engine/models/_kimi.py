@@ -1,21 +1,22 @@
-"""What Kimi-Linear and Ling 3 share: delta attention, latent attention, sigmoid-routed experts, pre-norm blocks."""
+"""What Kimi-Linear and Ling 3 share: delta and latent attention in pre-norm blocks, experts chosen by sigmoids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import nn
 
-from hypic.engine.layers.decoder import Step, run_mixer
 from hypic.engine.layers.kimi_delta_attention import KimiDeltaShape
-from hypic.engine.layers.mla import LatentAttention, LatentShape
 from hypic.engine.layers.mlp import SwiGLU
-from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter
+from hypic.engine.layers.moe import Experts, MoE
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.models._config import read
+from hypic.engine.layers.rotary import MOVES_NO_GATE, Rotary
+from hypic.engine.models._config import layer_numbers, read
+from hypic.engine.models._decoder import PreNormBlock, TextDecoder
+from hypic.engine.models._experts import sigmoid_router
 from hypic.engine.weights import Index, Placement, Placements
-from hypic.errors import CheckpointError
+from hypic.errors import CheckpointError, UnsupportedModel
 
 NAMED_EITHER_WAY = {
     "num_experts": "num_local_experts",
@@ -28,42 +29,43 @@ NAMED_EITHER_WAY = {
 }
 
 
-class Block(nn.Module):
-    """``h += mixer(norm(h)); h += mlp(norm(h))``."""
+class KimiDecoder(TextDecoder):
+    """Such blocks; ``delta`` are the sizes of the linear layers."""
 
-    def __init__(self, mixer: nn.Module, layer: int, mlp: nn.Module, hidden_size: int, eps: float) -> None:
-        super().__init__()
-        self.mixer, self.layer, self.mlp = mixer, layer, mlp
-        self.input_layernorm = RMSNorm(hidden_size, eps)
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
+    delta: KimiDeltaShape
 
-    def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        mixed = run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
-        normed, hidden = self.post_attention_layernorm.after(step.kept(hidden), mixed)
-        out: Tensor = hidden + self.mlp(normed)
-        return out
+    @classmethod
+    def of_layers(
+        cls,
+        config: Mapping[str, Any],
+        types: Sequence[str],
+        mixer: Callable[[str], nn.Module],
+        delta: KimiDeltaShape,
+        num_dense: int,
+        rotary: Rotary | None,
+    ) -> Self:
+        """From the types of the layers and what makes a mixer of each; ``num_dense`` where the file leaves it out.
+
+        Raises:
+            UnsupportedModel: a type that is not known, or linear layers with positions.
+            CheckpointError: a field is missing.
+        """
+        if config.get("linear_rope"):
+            raise UnsupportedModel(MOVES_NO_GATE)
+        size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
+        numbers = layer_numbers(types, ("linear_attention", "full_attention"))
+        blocks = [
+            PreNormBlock(mixer(kind), number, mlp(config, is_dense), size, eps)
+            for kind, number, is_dense in zip(types, numbers, dense_layers(config, num_dense), strict=True)
+        ]
+        model = cls.of_blocks(config, types, blocks, RMSNorm(size, eps), rotary)
+        model.delta = delta
+        return model
 
 
-def renamed(config: Mapping[str, Any]) -> dict[str, Any]:
+def with_known_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with transformers' names for what released files name otherwise."""
     return {NAMED_EITHER_WAY.get(name, name): value for name, value in config.items()}
-
-
-def latent_attention(config: Mapping[str, Any], *, gated: bool) -> LatentAttention:
-    rank = config.get("q_lora_rank")
-    return LatentAttention(
-        LatentShape(
-            hidden_size=read(config, "hidden_size", int),
-            num_heads=read(config, "num_attention_heads", int),
-            latent_size=read(config, "kv_lora_rank", int),
-            key_dim=read(config, "qk_nope_head_dim", int),
-            rotary_dim=read(config, "qk_rope_head_dim", int),
-            value_dim=read(config, "v_head_dim", int),
-            query_rank=None if rank is None else int(rank),
-            gated=gated,
-            bias=bool(config.get("attention_bias", False)),
-        )
-    )
 
 
 def dense_layers(config: Mapping[str, Any], default: int) -> list[bool]:
@@ -86,16 +88,8 @@ def mlp(config: Mapping[str, Any], is_dense: bool) -> nn.Module:
     if is_dense:
         return SwiGLU(size, read(config, "intermediate_size", int))
     num_experts, num_shared = read(config, "num_local_experts", int), int(config.get("n_shared_experts") or 0)
-    router = SigmoidRouter(
-        num_experts,
-        read(config, "num_experts_per_tok", int),
-        size,
-        num_groups=int(config.get("n_group") or 1),
-        top_groups=int(config.get("topk_group") or 1),
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        renormalise=bool(config.get("norm_topk_prob", True)),
-    )
-    return MoE(router, Experts(num_experts, size, width), SwiGLU(size, width * num_shared) if num_shared else None)
+    shared = SwiGLU(size, width * num_shared) if num_shared else None
+    return MoE(sigmoid_router(config, num_experts), Experts(num_experts, size, width), shared)
 
 
 def place_mixer(stem: str, part: str, last: str, shape: KimiDeltaShape) -> Placements:

@@ -1,38 +1,15 @@
-"""What models with Mamba-2 layers share: sizes and limits as ``config.json`` names them, and the pre-norm block."""
+"""What models with Mamba-2 layers share: sizes and limits as ``config.json`` names them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
-
-from hypic.engine.layers.attention import Attention, HeadShape
-from hypic.engine.layers.decoder import Step, run_mixer
 from hypic.engine.layers.mamba2 import NO_LIMIT, Mamba2Shape
-from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.models._config import read
 from hypic.errors import CheckpointError
 
 OLDER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
-
-
-class PreNormBlock(nn.Module):
-    """``h += s mixer(norm(h)); h += s mlp(norm(h))``, with the scale ``s`` of both branches."""
-
-    def __init__(
-        self, mixer: nn.Module, layer: int, mlp: nn.Module, hidden_size: int, eps: float, scale: float = 1.0
-    ) -> None:
-        super().__init__()
-        self.mixer, self.layer, self.mlp, self.scale = mixer, layer, mlp, scale
-        self.input_layernorm = RMSNorm(hidden_size, eps)
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
-
-    def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        mixed = run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
-        hidden = step.kept(hidden) + mixed * self.scale
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden)) * self.scale
-        return out
 
 
 def modern_types(given: Sequence[str], config: Mapping[str, Any]) -> list[str]:
@@ -83,22 +60,3 @@ def time_step_limit(config: Mapping[str, Any]) -> tuple[float, float]:
         return NO_LIMIT
     low, high = (float(v["__float__"]) if isinstance(v, Mapping) else float(v) for v in given)
     return low, high
-
-
-def attention(config: Mapping[str, Any], scale: float | None = None) -> Attention:
-    """Grouped-query attention without norms, from the usual fields."""
-    heads = read(config, "num_attention_heads", int)
-    return Attention(
-        HeadShape(
-            hidden_size=read(config, "hidden_size", int),
-            num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=head_dim(config),
-            scale=scale,
-            bias=bool(config.get("attention_bias", False)),
-        )
-    )
-
-
-def head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or read(config, "hidden_size", int) // read(config, "num_attention_heads", int))

@@ -8,49 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
-from hypic.engine.layers.attention import Attention, HeadShape
-from hypic.engine.layers.decoder import Decoder, Step, run_mixer
+from hypic.engine.layers.attention import Attention
 from hypic.engine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.moe import Experts, MoE, SoftmaxRouter
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless, rotary_from, types_from
+from hypic.engine.models._config import layer_numbers, read, refuse_all_but, rotary_from, types_from
+from hypic.engine.models._decoder import PreNormBlock, TextDecoder
 from hypic.engine.models._experts import place_expert
+from hypic.engine.models._mixers import attention
 from hypic.engine.weights import Placement
 
+REFUSED = {"hidden_act": "silu", "attention_bias": False}
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 
 
-class Block(nn.Module):
-    """``h += mixer(norm(h)); h += mlp(norm(h))``."""
-
-    def __init__(self, mixer: nn.Module, layer: int, hidden_size: int, eps: float, mlp: nn.Module) -> None:
-        super().__init__()
-        self.mixer, self.layer = mixer, layer
-        self.input_layernorm = RMSNorm(hidden_size, eps, zero_centred=True)
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps, zero_centred=True)
-        self.mlp = mlp
-
-    def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        mixed = run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
-        normed, hidden = self.post_attention_layernorm.after(step.kept(hidden), mixed)
-        out: Tensor = hidden + self.mlp(normed)
-        return out
-
-
-class QwenDecoder(Decoder):
+class QwenDecoder(TextDecoder):
     """A decoder of such blocks; made by ``assemble``."""
-
-    layer_types: Sequence[str]
-    max_context: int
 
     def place(self, name: str) -> Placement | None:
         """Where a tensor belongs that Qwen3.5 and Qwen3-Next name alike, experts fused or one by one."""
         for prefix in TEXT_PREFIXES:
             name = name.removeprefix(prefix)
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
         name = name.replace(".linear_attn.", ".mixer.").replace(".self_attn.", ".mixer.")
         return place_expert(name, self) or Placement(name)
@@ -66,19 +48,15 @@ def assemble(cls: type[Made], config: Mapping[str, Any], mlps: Sequence[nn.Modul
         UnsupportedModel: a feature we do not compute.
         CheckpointError: a field is missing.
     """
-    refuse_unless(config, "hidden_act", "silu")
-    refuse_unless(config, "attention_bias", False)
+    refuse_all_but(config, REFUSED)
     size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
     types = types_from(config, int(config.get("full_attention_interval") or 4))
     numbers = layer_numbers(types, ("linear_attention", "full_attention"))
     mixers = [_attention(config) if t == "full_attention" else GatedDeltaNet(delta_shape(config)) for t in types]
-    blocks = [Block(m, n, size, eps, mlp) for m, n, mlp in zip(mixers, numbers, mlps, strict=True)]
+    parts = zip(mixers, numbers, mlps, strict=True)
+    blocks = [PreNormBlock(*part, size, eps, zero_centred=True) for part in parts]
     rotary = rotary_from(config, read(config, "head_dim", int), default_factor=0.25)
-    norm = RMSNorm(size, eps, zero_centred=True)
-    tied = bool(config.get("tie_word_embeddings", False))
-    model = cls(read(config, "vocab_size", int), size, blocks, norm, rotary, tied=tied)
-    model.layer_types, model.max_context = types, context_from(config)
-    return model
+    return cls.of_blocks(config, types, blocks, RMSNorm(size, eps, zero_centred=True), rotary)
 
 
 def delta_shape(config: Mapping[str, Any]) -> DeltaNetShape:
@@ -94,16 +72,8 @@ def delta_shape(config: Mapping[str, Any]) -> DeltaNetShape:
 
 
 def _attention(config: Mapping[str, Any]) -> Attention:
-    return Attention(
-        HeadShape(
-            hidden_size=read(config, "hidden_size", int),
-            num_heads=read(config, "num_attention_heads", int),
-            num_kv_heads=read(config, "num_key_value_heads", int),
-            head_dim=read(config, "head_dim", int),
-            gated=True,
-            norm_eps=read(config, "rms_norm_eps", float),
-        )
-    )
+    eps, width = read(config, "rms_norm_eps", float), read(config, "head_dim", int)
+    return attention(config, head_dim=width, gated=True, norm_eps=eps)
 
 
 def dense_mlp(config: Mapping[str, Any]) -> SwiGLU:

@@ -6,20 +6,19 @@ the last, which predict several tokens at once, are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from hypic.engine.layers.decoder import Decoder
 from hypic.engine.layers.kimi_delta_attention import KimiDeltaAttention, KimiDeltaShape
-from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.layers.rotary import Rotary
 from hypic.engine.models import _kimi
-from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless, rope_from, types_from
+from hypic.engine.models._config import read, refuse_all_but, types_from
+from hypic.engine.models._decoder import renamed
 from hypic.engine.models._experts import place_expert
+from hypic.engine.models._mixers import latent_attention, latent_rotary
 from hypic.engine.weights import Placement, Placements
-from hypic.errors import CheckpointError, UnsupportedModel
 
 RENAMED = (
     ("word_embeddings.", "embed_tokens."),
@@ -31,12 +30,8 @@ RENAMED = (
 )
 
 
-class Model(Decoder):
+class Model(_kimi.KimiDecoder):
     """See the module's docstring."""
-
-    layer_types: Sequence[str]
-    max_context: int
-    delta: KimiDeltaShape
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
@@ -46,29 +41,19 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        config = _kimi.renamed(config)
-        for name, value in REFUSED.items():
-            refuse_unless(config, name, value)
-        size, eps, delta = read(config, "hidden_size", int), read(config, "rms_norm_eps", float), _delta(config)
-        types = types_from(config, read(config, "layer_group_size", int))
-        numbers, is_dense = layer_numbers(types, ("linear_attention", "full_attention")), _kimi.dense_layers(config, 2)
-        blocks = [
-            _kimi.Block(_mixer(config, kind, delta), number, _kimi.mlp(config, dense), size, eps)
-            for kind, number, dense in zip(types, numbers, is_dense, strict=True)
-        ]
-        tied = bool(config.get("tie_word_embeddings", False))
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), _rotary(config), tied=tied)
-        model.layer_types, model.max_context, model.delta = types, context_from(config), delta
-        return model
+        config = _kimi.with_known_names(config)
+        refuse_all_but(config, REFUSED)
+        types, delta = types_from(config, read(config, "layer_group_size", int)), _delta(config)
+        make = partial(_mixer, config, delta=delta)
+        return cls.of_layers(config, types, make, delta, num_dense=2, rotary=latent_rotary(config))
 
     def map_weights(self, name: str) -> Placements:
         name = name.removeprefix("model.")
         if name.startswith("mtp.") or _kimi.is_extra_layer(name, len(self.layer_types)):
             return None
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
-        for theirs, ours in RENAMED:
-            name = name.replace(theirs, ours)
+        name = renamed(name, RENAMED)
         words = name.split(".")
         if words[2:3] == ["mixer"] and self.layer_types[int(words[1])] == "linear_attention":
             return _kimi.place_mixer(".".join(words[:3]), words[3], ".".join(words[4:]), self.delta)
@@ -76,17 +61,6 @@ class Model(Decoder):
 
 
 REFUSED = {"hidden_act": "silu", "score_function": "sigmoid", "use_bias": False, "sliding_window": None}
-
-
-def _rotary(config: Mapping[str, Any]) -> Rotary:
-    """Positions of the shared key, over all of it."""
-    rope = rope_from(config)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise UnsupportedModel(f"rope_type {kind!r} is not supported with latent attention; only plain positions are.")
-    if rope.get("rope_theta") is None:
-        raise CheckpointError("config.json gives no rope_theta; fix the file.")
-    return Rotary(read(config, "qk_rope_head_dim", int), float(rope["rope_theta"]))
 
 
 def _delta(config: Mapping[str, Any]) -> KimiDeltaShape:
@@ -102,5 +76,5 @@ def _delta(config: Mapping[str, Any]) -> KimiDeltaShape:
     )
 
 
-def _mixer(config: Mapping[str, Any], kind: str, delta: KimiDeltaShape) -> nn.Module:
-    return KimiDeltaAttention(delta) if kind == "linear_attention" else _kimi.latent_attention(config, gated=True)
+def _mixer(config: Mapping[str, Any], kind: str, *, delta: KimiDeltaShape) -> nn.Module:
+    return KimiDeltaAttention(delta) if kind == "linear_attention" else latent_attention(config, gated=True)

@@ -12,30 +12,29 @@ makes the factor of layer 0 exceed one. So it is a parameter of the architecture
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hypic.engine.layers.attention import Attention, HeadShape
-from hypic.engine.layers.decoder import Decoder, Step, run_mixer
 from hypic.engine.layers.lightning_attention import GroupedLightningAttention, GroupedLightningShape, alibi_slopes
-from hypic.engine.layers.mla import LatentAttention, LatentShape
 from hypic.engine.layers.mlp import SwiGLU
-from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter
+from hypic.engine.layers.moe import Experts, MoE
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Rotary
 from hypic.engine.models._config import (
-    context_from,
+    head_dim,
     layer_numbers,
     read,
+    refuse_all_but,
     refuse_unless,
-    rope_from,
     rotary_from,
     types_from,
 )
-from hypic.engine.models._experts import place_expert
+from hypic.engine.models._decoder import PreNormBlock, TextDecoder
+from hypic.engine.models._experts import place_expert, sigmoid_router
+from hypic.engine.models._mixers import attention, latent_attention, latent_rotary
 from hypic.engine.weights import Placement, Placements
 from hypic.errors import UnsupportedModel
 
@@ -50,27 +49,9 @@ LAYER = re.compile(r"layers\.(\d+)\.")
 RENAMED = {"query_layernorm": "q_norm", "key_layernorm": "k_norm", "dense": "o_proj"}
 
 
-class Block(nn.Module):
-    """``h += mixer(norm(h)); h += mlp(norm(h))``."""
-
-    def __init__(self, mixer: nn.Module, layer: int, hidden_size: int, eps: float, mlp: nn.Module) -> None:
-        super().__init__()
-        self.mixer, self.layer, self.mlp = mixer, layer, mlp
-        self.input_layernorm = RMSNorm(hidden_size, eps)
-        self.post_attention_layernorm = RMSNorm(hidden_size, eps)
-
-    def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        mixed = run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
-        normed, hidden = self.post_attention_layernorm.after(step.kept(hidden), mixed)
-        out: Tensor = hidden + self.mlp(normed)
-        return out
-
-
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
 
-    layer_types: Sequence[str]
-    max_context: int
     num_extra_layers: int
 
     @classmethod
@@ -81,24 +62,20 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        for name, value in REFUSED.items():
-            refuse_unless(config, name, value)
+        refuse_all_but(config, REFUSED)
         if config.get("kv_lora_rank") is not None:
             refuse_unless(config, "linear_silu", False)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         types = layer_types(config)
         numbers = layer_numbers(types, ("linear_attention", "full_attention"))
         blocks = [
-            Block(_mixer(config, kind, depth), number, size, eps, _mlp(config, depth))
+            PreNormBlock(_mixer(config, kind, depth), number, _mlp(config, depth), size, eps)
             for depth, (kind, number) in enumerate(zip(types, numbers, strict=True))
         ]
-        rotary = rotary_from(config, _head_dim(config), default_factor=1.0)
+        rotary = rotary_from(config, head_dim(config), default_factor=1.0)
         linear_rotary = rotary if config.get("linear_rope", True) else None
         rotary = rotary if config.get("kv_lora_rank") is None else _latent_rotary(config, rotary)
-        norm, tied = RMSNorm(size, eps), bool(config.get("tie_word_embeddings", False))
-        vocab_size = read(config, "vocab_size", int)
-        model = cls(vocab_size, size, blocks, norm, rotary, linear_rotary=linear_rotary, tied=tied)
-        model.layer_types, model.max_context = types, context_from(config)
+        model = cls.of_blocks(config, types, blocks, RMSNorm(size, eps), rotary, linear_rotary=linear_rotary)
         model.num_extra_layers = int(config.get("num_nextn_predict_layers") or 0)
         return model
 
@@ -111,7 +88,7 @@ class Model(Decoder):
         count = len(self.layer_types)
         if count <= number < count + self.num_extra_layers:
             return None
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
         name = name.replace(".attention.", ".mixer.").replace(".shared_experts.", ".shared_expert.")
         if ".mixer." in name and number < count and self.layer_types[number] == "full_attention":
@@ -171,35 +148,16 @@ def slopes(config: Mapping[str, Any], depth: int) -> Tensor:
     return torch.tensor(alibi_slopes(heads), dtype=torch.float64, device="cpu") * factor
 
 
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or read(config, "hidden_size", int) // read(config, "num_attention_heads", int))
-
-
 def _mixer(config: Mapping[str, Any], kind: str, depth: int) -> nn.Module:
     size, heads = read(config, "hidden_size", int), read(config, "num_attention_heads", int)
     eps, has_norm = read(config, "rms_norm_eps", float), bool(config.get("use_qk_norm", False))
     if kind == "full_attention" and config.get("kv_lora_rank") is not None:
-        return LatentAttention(_latent_shape(config))
+        return latent_attention(config)
     if kind == "full_attention":
-        kv_heads, norm_eps = read(config, "num_key_value_heads", int), eps if has_norm else None
-        shape = HeadShape(size, heads, kv_heads, _head_dim(config), norm_eps=norm_eps, norm_centred=False)
-        return Attention(shape)
+        return attention(config, norm_eps=eps if has_norm else None, norm_centred=False)
     groups, silu = int(config.get("group_norm_size") or 1), bool(_linear_silu(config))
-    linear = GroupedLightningShape(size, heads, _head_dim(config), groups, eps, has_norm=has_norm, silu=silu)
+    linear = GroupedLightningShape(size, heads, head_dim(config), groups, eps, has_norm=has_norm, silu=silu)
     return GroupedLightningAttention(linear, slopes(config, depth))
-
-
-def _latent_shape(config: Mapping[str, Any]) -> LatentShape:
-    rank = config.get("q_lora_rank")
-    return LatentShape(
-        hidden_size=read(config, "hidden_size", int),
-        num_heads=read(config, "num_attention_heads", int),
-        latent_size=read(config, "kv_lora_rank", int),
-        key_dim=read(config, "qk_nope_head_dim", int),
-        rotary_dim=read(config, "qk_rope_head_dim", int),
-        value_dim=read(config, "v_head_dim", int),
-        query_rank=None if rank is None else int(rank),
-    )
 
 
 def _latent_rotary(config: Mapping[str, Any], plain: Rotary) -> Rotary:
@@ -208,16 +166,13 @@ def _latent_rotary(config: Mapping[str, Any], plain: Rotary) -> Rotary:
     Raises:
         UnsupportedModel: positions are scaled, or the shared key is wider or narrower than what linear layers rotate.
     """
-    rope, width = rope_from(config), read(config, "qk_rope_head_dim", int)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise UnsupportedModel(f"rope_type {kind!r} is not supported with latent attention; only plain positions are.")
-    if plain.dim != width:
+    rotary = latent_rotary(config)
+    if plain.dim != rotary.dim:
         raise UnsupportedModel(
-            f"qk_rope_head_dim is {width} where partial_rotary_factor rotates {plain.dim} channels of a head; "
+            f"qk_rope_head_dim is {rotary.dim} where partial_rotary_factor rotates {plain.dim} channels of a head; "
             "published code takes one set of angles for both, so they must agree: fix config.json."
         )
-    return Rotary(width, float(rope["rope_theta"]))
+    return rotary
 
 
 def _linear_silu(config: Mapping[str, Any]) -> object:
@@ -230,14 +185,6 @@ def _mlp(config: Mapping[str, Any], depth: int) -> nn.Module:
         return SwiGLU(size, read(config, "intermediate_size", int))
     width, num_shared = read(config, "moe_intermediate_size", int), int(config.get("num_shared_experts") or 0)
     shared_width = num_shared * int(config.get("moe_shared_expert_intermediate_size") or width)
-    router = SigmoidRouter(
-        num_experts,
-        read(config, "num_experts_per_tok", int),
-        size,
-        num_groups=int(config.get("n_group") or 1),
-        top_groups=int(config.get("topk_group") or 1),
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        renormalise=bool(config.get("norm_topk_prob", True)),
-        has_bias=bool(config.get("moe_router_enable_expert_bias", False)),
-    )
+    has_bias = bool(config.get("moe_router_enable_expert_bias", False))
+    router = sigmoid_router(config, num_experts, has_bias=has_bias)
     return MoE(router, Experts(num_experts, size, width), SwiGLU(size, shared_width) if num_shared else None)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from hypic.engine.layers.decoder import Decoder
 from hypic.engine.layers.mamba2 import Mamba2Mixer
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless, rotary_from
-from hypic.engine.models._mamba import PreNormBlock, attention, head_dim, mamba2_shape
+from hypic.engine.models._config import head_dim, layer_numbers, read, refuse_all_but, rotary_from
+from hypic.engine.models._decoder import PreNormBlock, TextDecoder, renamed
+from hypic.engine.models._mamba import mamba2_shape
+from hypic.engine.models._mixers import attention
 from hypic.engine.weights import Placement
 
 RENAMED = (
@@ -22,11 +23,8 @@ RENAMED = (
 )
 
 
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
-
-    layer_types: Sequence[str]
-    max_context: int
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
@@ -36,9 +34,7 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        refuse_unless(config, "hidden_act", "silu")
-        refuse_unless(config, "mlp_bias", False)
-        refuse_unless(config, "num_experts", 1)
+        refuse_all_but(config, REFUSED)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         types, width = _types(config), read(config, "intermediate_size", int)
         numbers = layer_numbers(types, ("linear_attention", "full_attention"))
@@ -52,18 +48,17 @@ class Model(Decoder):
             )
             for kind, number in zip(types, numbers, strict=True)
         ]
-        rotary, tied = rotary_from(config, head_dim(config), default_factor=0.5), config.get("tie_word_embeddings")
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), rotary, tied=bool(tied))
-        model.layer_types, model.max_context = types, context_from(config)
-        return model
+        rotary = rotary_from(config, head_dim(config), default_factor=0.5)
+        return cls.of_blocks(config, types, blocks, RMSNorm(size, eps), rotary)
 
     def map_weights(self, name: str) -> Placement | None:
         name = name.removeprefix("model.")
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
-        for theirs, ours in RENAMED:
-            name = name.replace(theirs, ours)
-        return Placement(name)
+        return Placement(renamed(name, RENAMED))
+
+
+REFUSED = {"hidden_act": "silu", "mlp_bias": False, "num_experts": 1}
 
 
 def _types(config: Mapping[str, Any]) -> list[str]:

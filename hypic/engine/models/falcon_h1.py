@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hypic.engine.layers.attention import Attention
-from hypic.engine.layers.decoder import Decoder, Step, run_mixer
+from hypic.engine.layers.decoder import Step, run_mixer
 from hypic.engine.layers.mamba2 import Mamba2Mixer, Mamba2Shape
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.models._config import context_from, read, refuse_unless, rotary_from
-from hypic.engine.models._mamba import attention, head_dim, mamba2_shape
+from hypic.engine.models._config import head_dim, read, refuse_all_but, rotary_from
+from hypic.engine.models._decoder import TextDecoder
+from hypic.engine.models._mamba import mamba2_shape
+from hypic.engine.models._mixers import attention
 from hypic.engine.weights import Placement
 
 
@@ -59,11 +61,9 @@ class Block(nn.Module):
         return out
 
 
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
 
-    layer_types: Sequence[str]
-    max_context: int
     embedding_multiplier: float
     lm_head_multiplier: float
 
@@ -75,16 +75,12 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        refuse_unless(config, "hidden_act", "silu")
-        refuse_unless(config, "mlp_bias", False)
-        refuse_unless(config, "attn_layer_indices", None)
+        refuse_all_but(config, REFUSED)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         count = read(config, "num_hidden_layers", int)
         blocks = [_block(config, depth, size, eps) for depth in range(count)]
         rotary = rotary_from(config, head_dim(config), default_factor=1.0)
-        tied = bool(config.get("tie_word_embeddings", False))
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), rotary, tied=tied)
-        model.layer_types, model.max_context = ["hybrid"] * count, context_from(config)
+        model = cls.of_blocks(config, ["hybrid"] * count, blocks, RMSNorm(size, eps), rotary)
         model.embedding_multiplier = float(config.get("embedding_multiplier", 1.0))
         model.lm_head_multiplier = float(config.get("lm_head_multiplier", 1.0))
         return model
@@ -100,9 +96,12 @@ class Model(Decoder):
 
     def map_weights(self, name: str) -> Placement | None:
         name = name.removeprefix("model.").replace("final_layernorm.", "norm.")
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
         return Placement(name)
+
+
+REFUSED = {"hidden_act": "silu", "mlp_bias": False, "attn_layer_indices": None}
 
 
 def _block(config: Mapping[str, Any], depth: int, size: int, eps: float) -> Block:
@@ -112,7 +111,7 @@ def _block(config: Mapping[str, Any], depth: int, size: int, eps: float) -> Bloc
     mlp = ScaledSwiGLU(size, read(config, "intermediate_size", int), mlp_scales)
     # Keys are multiplied before they are rotated, which is a scale of the scores.
     scale = head_dim(config) ** -0.5 * float(config.get("key_multiplier", 1.0))
-    return Block(Mamba2Mixer(_mamba(config)), attention(config, scale), depth, mlp, eps, scales)
+    return Block(Mamba2Mixer(_mamba(config)), attention(config, scale=scale), depth, mlp, eps, scales)
 
 
 def _mamba(config: Mapping[str, Any]) -> Mamba2Shape:

@@ -7,19 +7,20 @@ models without Mamba-2 layers of this type load as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from hypic.engine.layers.decoder import Decoder
 from hypic.engine.layers.mamba2 import Mamba2Mixer
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.moe import Experts, MoE, SoftmaxRouter
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Rotary
-from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless, rotary_from
-from hypic.engine.models._mamba import PreNormBlock, attention, head_dim, mamba2_shape, modern_types
+from hypic.engine.models._config import head_dim, layer_numbers, read, refuse_all_but, rotary_from
+from hypic.engine.models._decoder import PreNormBlock, TextDecoder, renamed
+from hypic.engine.models._mamba import mamba2_shape, modern_types
+from hypic.engine.models._mixers import attention
 from hypic.engine.weights import Placement, Placements
 from hypic.errors import UnsupportedModel
 
@@ -32,11 +33,9 @@ RENAMED = (
 )
 
 
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
 
-    layer_types: Sequence[str]
-    max_context: int
     embedding_multiplier: float
     logits_scaling: float
     has_experts: bool
@@ -50,8 +49,7 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        refuse_unless(config, "hidden_act", "silu")
-        refuse_unless(config, "normalization_function", "rmsnorm")
+        refuse_all_but(config, REFUSED)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         count = read(config, "num_hidden_layers", int)
         types = modern_types(config.get("layer_types") or ["linear_attention"] * count, config)
@@ -61,9 +59,7 @@ class Model(Decoder):
             PreNormBlock(_mixer(config, kind), number, _mlp(config), size, eps, scale)
             for kind, number in zip(types, numbers, strict=True)
         ]
-        tied = bool(config.get("tie_word_embeddings", False))
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), _rotary(config), tied=tied)
-        model.layer_types, model.max_context = types, context_from(config)
+        model = cls.of_blocks(config, types, blocks, RMSNorm(size, eps), _rotary(config))
         model.embedding_multiplier = float(config.get("embedding_multiplier", 1.0))
         model.logits_scaling = float(config.get("logits_scaling", 1.0))
         model.has_experts = bool(config.get("num_local_experts"))
@@ -78,10 +74,9 @@ class Model(Decoder):
 
     def map_weights(self, name: str) -> Placements:
         name = name.removeprefix("model.")
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
-        for theirs, ours in RENAMED:
-            name = name.replace(theirs, ours)
+        name = renamed(name, RENAMED)
         shared = ".mlp.shared_expert." if self.has_experts else ".mlp."
         name = name.replace(".shared_mlp.output_linear.", f"{shared}down_proj.")
         if ".shared_mlp.input_linear." not in name:
@@ -89,6 +84,9 @@ class Model(Decoder):
         gate, up = (name.replace(".shared_mlp.input_linear.", f"{shared}{part}_proj.") for part in ("gate", "up"))
         width = self.shared_size
         return [Placement(gate, rows=slice(0, width)), Placement(up, rows=slice(width, 2 * width))]
+
+
+REFUSED = {"hidden_act": "silu", "normalization_function": "rmsnorm"}
 
 
 def _mixer(config: Mapping[str, Any], kind: str) -> nn.Module:

@@ -6,18 +6,18 @@ Which layers attend stands in ``linear_attn_config``, counted from one. transfor
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from hypic.engine.layers.decoder import Decoder
 from hypic.engine.layers.kimi_delta_attention import KimiDeltaAttention, KimiDeltaShape
-from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.models import _kimi
-from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless
+from hypic.engine.models._config import read, refuse_all_but
 from hypic.engine.models._experts import place_expert
+from hypic.engine.models._mixers import latent_attention
 from hypic.engine.weights import Placement, Placements
 from hypic.errors import UnsupportedModel
 
@@ -25,12 +25,8 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.(w1|w2|w3)\.")
 PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
-class Model(Decoder):
+class Model(_kimi.KimiDecoder):
     """See the module's docstring."""
-
-    layer_types: Sequence[str]
-    max_context: int
-    delta: KimiDeltaShape
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
@@ -40,26 +36,17 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        config = _kimi.renamed(config)
-        for name, value in REFUSED.items():
-            refuse_unless(config, name, value)
-        size, eps, delta = read(config, "hidden_size", int), read(config, "rms_norm_eps", float), _delta(config)
-        types, is_dense = _types(config), _kimi.dense_layers(config, default=1)
-        numbers = layer_numbers(types, ("linear_attention", "full_attention"))
-        blocks = [
-            _kimi.Block(_mixer(config, kind, delta), number, _kimi.mlp(config, dense), size, eps)
-            for kind, number, dense in zip(types, numbers, is_dense, strict=True)
-        ]
-        tied = bool(config.get("tie_word_embeddings", False))
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), None, tied=tied)
-        model.layer_types, model.max_context, model.delta = types, context_from(config), delta
-        return model
+        config = _kimi.with_known_names(config)
+        refuse_all_but(config, REFUSED)
+        delta = _delta(config)
+        make = partial(_mixer, config, delta=delta)
+        return cls.of_layers(config, _types(config), make, delta, num_dense=1, rotary=None)
 
     def map_weights(self, name: str) -> Placements:
         name = name.removeprefix("model.")
         if _kimi.is_extra_layer(name, len(self.layer_types)):
             return None
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
         words = name.replace(".self_attn.", ".mixer.").split(".")
         if words[2:3] == ["mixer"] and self.layer_types[int(words[1])] == "linear_attention":
@@ -113,9 +100,9 @@ def _delta(config: Mapping[str, Any]) -> KimiDeltaShape:
     return KimiDeltaShape(read(config, "hidden_size", int), eps=eps, gate_rank=sizes["head_dim"], **sizes)
 
 
-def _mixer(config: Mapping[str, Any], kind: str, delta: KimiDeltaShape) -> nn.Module:
+def _mixer(config: Mapping[str, Any], kind: str, *, delta: KimiDeltaShape) -> nn.Module:
     if kind == "full_attention":
-        return _kimi.latent_attention(config, gated=False)
+        return latent_attention(config)
     mixer = KimiDeltaAttention(delta)
     mixer.A_log = nn.Parameter(torch.zeros(1, 1, delta.num_heads, 1))  # the shape it has in the checkpoint
     return mixer

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from hypic.engine.layers.attention import Attention, HeadShape
-from hypic.engine.layers.decoder import Decoder
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.short_conv import GatedShortConv
-from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless, rotary_from
-from hypic.engine.models._mamba import PreNormBlock
+from hypic.engine.models._config import head_dim, layer_numbers, read, refuse_unless, rotary_from
+from hypic.engine.models._decoder import PreNormBlock, TextDecoder, renamed
+from hypic.engine.models._mixers import attention
 from hypic.engine.weights import Placement
 from hypic.errors import CheckpointError
 
@@ -34,11 +33,8 @@ RENAMED = (
 )
 
 
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
-
-    layer_types: Sequence[str]
-    max_context: int
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
@@ -55,19 +51,15 @@ class Model(Decoder):
             PreNormBlock(_mixer(config, kind), number, SwiGLU(size, width), size, eps)
             for kind, number in zip(types, layer_numbers(types, ("conv", "full_attention")), strict=True)
         ]
-        rotary = rotary_from(config, _head_dim(config), default_factor=1.0)
+        rotary = rotary_from(config, head_dim(config), default_factor=1.0)
         tied = bool(config.get("tie_word_embeddings", config.get("tie_embedding", True)))
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), rotary, tied=tied)
-        model.layer_types, model.max_context = types, context_from(config)
-        return model
+        return cls.of_blocks(config, types, blocks, RMSNorm(size, eps), rotary, tied=tied)
 
     def map_weights(self, name: str) -> Placement | None:
         name = name.removeprefix("model.")
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
-        for theirs, ours in RENAMED:
-            name = name.replace(theirs, ours)
-        return Placement(name)
+        return Placement(renamed(name, RENAMED))
 
 
 def _types(config: Mapping[str, Any]) -> list[str]:
@@ -79,17 +71,11 @@ def _types(config: Mapping[str, Any]) -> list[str]:
     return given or ["full_attention" if i in attending else "conv" for i in range(count)]
 
 
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or read(config, "hidden_size", int) // read(config, "num_attention_heads", int))
-
-
 def _mixer(config: Mapping[str, Any], kind: str) -> nn.Module:
     size = read(config, "hidden_size", int)
     if kind == "conv":
         return GatedShortConv(size, read(config, "conv_L_cache", int), bias=bool(config.get("conv_bias", False)))
-    heads, kv_heads = read(config, "num_attention_heads", int), read(config, "num_key_value_heads", int)
-    eps = read(config, "norm_eps", float)
-    return Attention(HeadShape(size, heads, kv_heads, _head_dim(config), norm_eps=eps, norm_centred=False))
+    return attention(config, norm_eps=read(config, "norm_eps", float), norm_centred=False)
 
 
 def _mlp_width(config: Mapping[str, Any]) -> int:

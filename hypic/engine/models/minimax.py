@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hypic.engine.layers.attention import Attention, HeadShape
-from hypic.engine.layers.decoder import Decoder, Step, run_mixer
+from hypic.engine.layers.decoder import Step, run_mixer
 from hypic.engine.layers.lightning_attention import LightningAttention, decay_slopes
 from hypic.engine.layers.moe import SoftmaxMoE
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.models._config import layer_numbers, read, refuse_unless, rotary_from
+from hypic.engine.models._config import head_dim, layer_numbers, read, refuse_all_but, rotary_from
+from hypic.engine.models._decoder import TextDecoder
+from hypic.engine.models._mixers import attention
 from hypic.engine.weights import Placement
 
 BUFFERS = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
@@ -44,11 +45,9 @@ class Block(nn.Module):
         return out
 
 
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
 
-    layer_types: Sequence[str]
-    max_context: int
     intermediate_size: int
 
     @classmethod
@@ -59,9 +58,7 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        refuse_unless(config, "hidden_act", "silu")
-        refuse_unless(config, "sliding_window", None)
-        refuse_unless(config, "shared_intermediate_size", 0)
+        refuse_all_but(config, REFUSED)
         types = _types(config)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         numbers = layer_numbers(types, ("linear_attention", "full_attention"))
@@ -69,10 +66,8 @@ class Model(Decoder):
             Block(_mixer(config, kind, depth), number, _experts(config), size, eps, _scales(config, kind))
             for depth, (kind, number) in enumerate(zip(types, numbers, strict=True))
         ]
-        rotary = rotary_from(config, _head_dim(config), default_factor=1.0)
-        tied = bool(config.get("tie_word_embeddings", False))
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), rotary, tied=tied)
-        model.layer_types, model.max_context = types, read(config, "max_position_embeddings", int)
+        rotary = rotary_from(config, head_dim(config), default_factor=1.0)
+        model = cls.of_blocks(config, types, blocks, RMSNorm(size, eps), rotary)
         model.intermediate_size = read(config, "intermediate_size", int)
         return model
 
@@ -80,7 +75,7 @@ class Model(Decoder):
         name = name.removeprefix("model.")
         if name.rsplit(".", 1)[-1] in BUFFERS:
             return None
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
         expert = EXPERT.fullmatch(name)
         if expert is None:
@@ -92,6 +87,9 @@ class Model(Decoder):
         return Placement(f"{expert[1]}mlp.experts.gate_up_proj", (number, half))
 
 
+REFUSED = {"hidden_act": "silu", "sliding_window": None, "shared_intermediate_size": 0}
+
+
 def _types(config: Mapping[str, Any]) -> list[str]:
     if config.get("layer_types"):
         return list(config["layer_types"])
@@ -99,20 +97,12 @@ def _types(config: Mapping[str, Any]) -> list[str]:
     return ["full_attention" if flag else "linear_attention" for flag in flags]
 
 
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or read(config, "hidden_size", int) // read(config, "num_attention_heads", int))
-
-
 def _mixer(config: Mapping[str, Any], kind: str, depth: int) -> nn.Module:
-    size, heads, head_dim = (
-        read(config, "hidden_size", int),
-        read(config, "num_attention_heads", int),
-        _head_dim(config),
-    )
-    if kind == "linear_attention":
-        factor = 1 - depth / (read(config, "num_hidden_layers", int) - 1 + 1e-5) + 1e-5
-        return LightningAttention(size, heads, head_dim, decay_slopes(heads, factor))
-    return Attention(HeadShape(size, heads, read(config, "num_key_value_heads", int), head_dim))
+    if kind == "full_attention":
+        return attention(config)
+    size, heads = read(config, "hidden_size", int), read(config, "num_attention_heads", int)
+    factor = 1 - depth / (read(config, "num_hidden_layers", int) - 1 + 1e-5) + 1e-5
+    return LightningAttention(size, heads, head_dim(config), decay_slopes(heads, factor))
 
 
 def _experts(config: Mapping[str, Any]) -> SoftmaxMoE:

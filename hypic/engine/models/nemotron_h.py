@@ -9,19 +9,22 @@ it from below by ``time_step_min`` instead, in prefill but not when it generates
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hypic.engine.layers.attention import Attention, HeadShape
-from hypic.engine.layers.decoder import Decoder, Step, run_mixer
+from hypic.engine.layers.attention import Attention
+from hypic.engine.layers.decoder import Step, run_mixer
 from hypic.engine.layers.mamba2 import Mamba2Mixer, Mamba2Shape
 from hypic.engine.layers.moe import SigmoidRouter, UngatedExperts
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.models._config import context_from, read, refuse_unless
-from hypic.engine.models._mamba import head_dim, modern_types, time_step_limit
+from hypic.engine.models._config import head_dim, read, refuse_all_but, refuse_unless
+from hypic.engine.models._decoder import TextDecoder, renamed
+from hypic.engine.models._experts import sigmoid_router
+from hypic.engine.models._mamba import modern_types, time_step_limit
+from hypic.engine.models._mixers import attention
 from hypic.engine.weights import Placement
 from hypic.errors import UnsupportedModel
 
@@ -82,11 +85,8 @@ class Block(nn.Module):
         return step.kept(hidden) + run_mixer(self.mixer, self.norm(hidden), step, self.layer)
 
 
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
-
-    layer_types: Sequence[str]
-    max_context: int
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
@@ -96,17 +96,13 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        for name, value in REFUSED.items():
-            refuse_unless(config, name, value)
+        refuse_all_but(config, REFUSED)
         size, eps, types = read(config, "hidden_size", int), read(config, "layer_norm_epsilon", float), _types(config)
         blocks = []
         for depth, kind in enumerate(types):
             mixes = kind in ("linear_attention", "full_attention")
             blocks.append(Block(PARTS[kind](config), types[:depth].count(kind) if mixes else None, size, eps))
-        tied = bool(config.get("tie_word_embeddings", False))
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), None, tied=tied)
-        model.layer_types, model.max_context = types, context_from(config)
-        return model
+        return cls.of_blocks(config, types, blocks, RMSNorm(size, eps), None)
 
     def mixers(self) -> list[Any]:
         return [block.mixer for block in self.layers if block.layer is not None]
@@ -115,10 +111,9 @@ class Model(Decoder):
         if name.startswith(("mtp.", "model.mtp.", "backbone.mtp.")):
             return None
         name = name.removeprefix("backbone.").removeprefix("model.")
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
-        for theirs, ours in RENAMED:
-            name = name.replace(theirs, ours)
+        name = renamed(name, RENAMED)
         expert = EXPERT.fullmatch(name)
         if expert is None or expert[1]:
             return Placement(name)
@@ -167,10 +162,8 @@ def _mamba(config: Mapping[str, Any]) -> Mamba2Mixer:
 
 
 def _attention(config: Mapping[str, Any]) -> Attention:
-    heads, kv_heads = read(config, "num_attention_heads", int), read(config, "num_key_value_heads", int)
     # Files of the first generation name the head's size otherwise.
-    width = int(config.get("attention_head_dim") or head_dim(config))
-    return Attention(HeadShape(read(config, "hidden_size", int), heads, kv_heads, width))
+    return attention(config, head_dim=int(config.get("attention_head_dim") or head_dim(config)))
 
 
 def _mlp(config: Mapping[str, Any], width: str = "intermediate_size") -> SquaredReLU:
@@ -181,15 +174,7 @@ def _moe(config: Mapping[str, Any]) -> LatentMoE:
     refuse_unless(config, "mlp_bias", False)
     size, num_experts = read(config, "hidden_size", int), read(config, "n_routed_experts", int)
     latent = int(config.get("moe_latent_size") or size)
-    router = SigmoidRouter(
-        num_experts,
-        read(config, "num_experts_per_tok", int),
-        size,
-        num_groups=int(config.get("n_group") or 1),
-        top_groups=int(config.get("topk_group") or 1),
-        scale=float(config.get("routed_scaling_factor") or 1.0),
-        renormalise=bool(config.get("norm_topk_prob", True)),
-    )
+    router = sigmoid_router(config, num_experts)
     experts = UngatedExperts(num_experts, latent, read(config, "moe_intermediate_size", int))
     return LatentMoE(router, experts, _mlp(config, "moe_shared_expert_intermediate_size"), (size, latent))
 

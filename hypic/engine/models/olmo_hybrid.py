@@ -11,26 +11,27 @@ from its own length. q and k are equally long either way: k lies behind as many 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from hypic.engine.layers.attention import Attention, HeadShape
-from hypic.engine.layers.decoder import Decoder, Step, run_mixer
+from hypic.engine.layers.decoder import Step, run_mixer
 from hypic.engine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Rotary
 from hypic.engine.models._config import (
-    context_from,
+    head_dim,
     layer_numbers,
     read,
-    refuse_unless,
+    refuse_all_but,
     rope_from,
     rotary_from,
     types_from,
 )
+from hypic.engine.models._decoder import PreNormBlock, TextDecoder
+from hypic.engine.models._mixers import attention
 from hypic.engine.weights import Placement
 
 LEFT_OUT = ("mtp.", "model.mtp.")
@@ -46,29 +47,13 @@ RENAMED = {
 }
 
 
-class LinearBlock(nn.Module):
-    """``h += mixer(norm(h)); h += mlp(norm(h))``."""
-
-    def __init__(self, mixer: nn.Module, layer: int, size: int, intermediate_size: int, eps: float) -> None:
-        super().__init__()
-        self.mixer, self.layer = mixer, layer
-        self.input_layernorm, self.post_attention_layernorm = RMSNorm(size, eps), RMSNorm(size, eps)
-        self.mlp = SwiGLU(size, intermediate_size)
-
-    def forward(self, hidden: Tensor, step: Step) -> Tensor:
-        hidden = step.kept(hidden) + run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
-        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return out
-
-
 class AttentionBlock(nn.Module):
     """``h += norm(mixer(h)); h += norm(mlp(h))``."""
 
-    def __init__(self, mixer: nn.Module, layer: int, size: int, intermediate_size: int, eps: float) -> None:
+    def __init__(self, mixer: nn.Module, layer: int, mlp: nn.Module, size: int, eps: float) -> None:
         super().__init__()
-        self.mixer, self.layer = mixer, layer
+        self.mixer, self.layer, self.mlp = mixer, layer, mlp
         self.post_attention_layernorm, self.post_feedforward_layernorm = RMSNorm(size, eps), RMSNorm(size, eps)
-        self.mlp = SwiGLU(size, intermediate_size)
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         mixed = run_mixer(self.mixer, hidden, step, self.layer)
@@ -77,11 +62,9 @@ class AttentionBlock(nn.Module):
         return out
 
 
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
 
-    layer_types: Sequence[str]
-    max_context: int
     delta: DeltaNetShape
 
     @classmethod
@@ -92,28 +75,25 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        refuse_unless(config, "hidden_act", "silu")
-        refuse_unless(config, "attention_bias", False)
+        refuse_all_but(config, REFUSED)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         types, width, delta = types_from(config, interval=4), read(config, "intermediate_size", int), _delta(config)
         numbers = layer_numbers(types, ("linear_attention", "full_attention"))
         blocks: list[nn.Module] = [
-            AttentionBlock(_attention(config), number, size, width, eps)
+            AttentionBlock(_attention(config), number, SwiGLU(size, width), size, eps)
             if kind == "full_attention"
-            else LinearBlock(GatedDeltaNet(delta), number, size, width, eps)
+            else PreNormBlock(GatedDeltaNet(delta), number, SwiGLU(size, width), size, eps)
             for kind, number in zip(types, numbers, strict=True)
         ]
-        tied = bool(config.get("tie_word_embeddings", False))
-        norm = RMSNorm(size, eps)
-        model = cls(read(config, "vocab_size", int), size, blocks, norm, _rotary(config), tied=tied)
-        model.layer_types, model.max_context, model.delta = types, context_from(config), delta
+        model = cls.of_blocks(config, types, blocks, RMSNorm(size, eps), _rotary(config))
+        model.delta = delta
         return model
 
     def map_weights(self, name: str) -> Placement | None:
         if name.startswith(LEFT_OUT):
             return None
         name = name.removeprefix("model.")
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
         if ".linear_attn." in name:
             return self._linear(name.replace(".linear_attn.", ".mixer."))
@@ -137,29 +117,17 @@ class Model(Decoder):
         return Placement(".".join(word for word in (stem, RENAMED.get(part, part), last) if word))
 
 
+REFUSED = {"hidden_act": "silu", "attention_bias": False}
+
+
 def _rotary(config: Mapping[str, Any]) -> Rotary | None:
     if rope_from(config).get("rope_theta") is None:
         return None
-    return rotary_from(config, _head_dim(config), default_factor=1.0)
+    return rotary_from(config, head_dim(config), default_factor=1.0)
 
 
-def _head_dim(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or read(config, "hidden_size", int) // read(config, "num_attention_heads", int))
-
-
-def _attention(config: Mapping[str, Any]) -> Attention:
-    heads = read(config, "num_attention_heads", int)
-    return Attention(
-        HeadShape(
-            hidden_size=read(config, "hidden_size", int),
-            num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=_head_dim(config),
-            norm_eps=read(config, "rms_norm_eps", float),
-            norm_whole=True,
-            norm_centred=False,
-        )
-    )
+def _attention(config: Mapping[str, Any]) -> nn.Module:
+    return attention(config, norm_eps=read(config, "rms_norm_eps", float), norm_whole=True, norm_centred=False)
 
 
 def _delta(config: Mapping[str, Any]) -> DeltaNetShape:

@@ -20,11 +20,12 @@ from torch.nn import functional as F
 
 from hypic.engine.batch import Batch
 from hypic.engine.layers.attention import attend
-from hypic.engine.layers.decoder import Decoder, Step, run_mixer
+from hypic.engine.layers.decoder import Step, run_mixer
 from hypic.engine.layers.mamba2 import Mamba2Mixer, Mamba2Shape
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Rotary, rotate
-from hypic.engine.models._config import context_from, layer_numbers, read, refuse_unless, rotary_from
+from hypic.engine.models._config import layer_numbers, read, refuse_all_but, rotary_from
+from hypic.engine.models._decoder import TextDecoder
 from hypic.engine.models._mamba import modern_types, time_step_limit
 from hypic.engine.pool import AttentionShape, Pool
 from hypic.engine.weights import Placement
@@ -151,11 +152,8 @@ class Block(nn.Module):
         return hidden + run_mixer(self.mamba, self.input_layernorm(seen), step, self.depth)
 
 
-class Model(Decoder):
+class Model(TextDecoder):
     """See the module's docstring."""
-
-    layer_types: Sequence[str]
-    max_context: int
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Model:
@@ -165,8 +163,7 @@ class Model(Decoder):
             UnsupportedModel: a feature we do not compute.
             CheckpointError: a field is missing.
         """
-        for name, value in REFUSED.items():
-            refuse_unless(config, name, value)
+        refuse_all_but(config, REFUSED)
         size, eps = read(config, "hidden_size", int), read(config, "rms_norm_eps", float)
         types = modern_types(read(config, "layers_block_type", list), config)
         uses, shared = layer_numbers(types, ("linear_attention", "hybrid")), _shared(config, types.count("hybrid"))
@@ -175,9 +172,7 @@ class Model(Decoder):
             block = shared[use % len(shared)] if kind == "hybrid" else None
             blocks.append(Block(Mamba2Mixer(_mamba(config)), depth, eps, block, use))
         tied = bool(config.get("tie_word_embeddings", True))
-        model = cls(read(config, "vocab_size", int), size, blocks, RMSNorm(size, eps), _rotary(config), tied=tied)
-        model.layer_types, model.max_context = types, context_from(config)
-        return model
+        return cls.of_blocks(config, types, blocks, RMSNorm(size, eps), _rotary(config), tied=tied)
 
     def mixers(self) -> list[Any]:
         blocks: list[Any] = list(self.layers)
@@ -191,7 +186,7 @@ class Model(Decoder):
 
     def map_weights(self, name: str) -> Placement | None:
         name = name.removeprefix("model.").replace("final_layernorm.", "norm.").replace(".mamba_decoder.", ".")
-        if name == "lm_head.weight" and self.lm_head.weight is self.embed_tokens.weight:
+        if self.is_tied_head(name):
             return None
         used = LATER_USE.fullmatch(name)
         if used is not None and not self._is_first_use(int(used[1])):

@@ -1,8 +1,7 @@
 """``delta``: the gated delta rule (arXiv 2412.06464) over chunks of tokens and token by token, on states in a pool.
 
 ``lift`` turns every chunk into an affine map of the state and an affine readout, ``read`` applies the readout once the
-states before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding.
-Where few chunks stand between stored maps, ``factor`` and ``scan`` do the same without a dense map per chunk. They read
+states before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding. They read
 tokens and states where they lie, by index tensors on the device, so a captured graph can be replayed with others.
 The definition is ``reference.py``, the derivation README.md.
 """
@@ -15,19 +14,17 @@ from torch import Tensor
 from hypic_kernels.delta import reference
 from hypic_kernels.delta.backend import Backend, takes_kernel
 from hypic_kernels.delta.check import LiftVariant, ReadVariant, StepVariant
-from hypic_kernels.delta.factored import factor, gated_norm, scan
 from hypic_kernels.delta.layout import (
     CHUNK_SIZES,
     LiftConfig,
     ReadConfig,
-    ScanConfig,
     StepConfig,
     default_precision,
     lift_config,
     read_config,
     step_config,
 )
-from hypic_kernels.delta.rule import DeltaError, Factors, GatedNorm, Maps, Precision, Rule, state_dtype
+from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, state_dtype
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
 from hypic_kernels.trust import is_trusted
 
@@ -35,20 +32,15 @@ __all__ = [
     "CHUNK_SIZES",
     "Backend",
     "DeltaError",
-    "Factors",
     "GatedNorm",
     "LiftConfig",
     "Maps",
     "Precision",
     "ReadConfig",
     "Rule",
-    "ScanConfig",
     "StepConfig",
-    "factor",
-    "gated_norm",
     "lift",
     "read",
-    "scan",
     "step",
 ]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hypic_kernels.delta import reference
-from hypic_kernels.delta.layout import LiftConfig, ReadConfig, ScanConfig, StepConfig
-from hypic_kernels.delta.problem import Problem, Shape, Walk
-from hypic_kernels.delta.rule import TOLERANCE, Factors, GatedNorm, Maps, Precision, Rule
+from hypic_kernels.delta.layout import LiftConfig, ReadConfig, StepConfig
+from hypic_kernels.delta.problem import Problem, Shape
+from hypic_kernels.delta.rule import TOLERANCE, GatedNorm, Precision, Rule
 from hypic_kernels.trust import relative_error
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
@@ -28,21 +28,11 @@ class LiftVariant:
     is_raw: bool
     precision: Precision
     config: LiftConfig
-    is_dense: bool = True
 
     @staticmethod
-    def of(
-        q: Tensor,
-        v: Tensor,
-        chunks: Tensor,
-        rule: Rule,
-        precision: Precision,
-        config: LiftConfig,
-        *,
-        is_dense: bool = True,
-    ) -> LiftVariant:
-        sizes = chunks.shape[1], v.shape[1] // q.shape[1], q.shape[2], v.shape[2]
-        return LiftVariant(v.device, v.dtype, *sizes, rule.A_log is not None, precision, config, is_dense)
+    def of(q: Tensor, v: Tensor, chunks: Tensor, rule: Rule, precision: Precision, config: LiftConfig) -> LiftVariant:
+        group, is_raw = v.shape[1] // q.shape[1], rule.A_log is not None
+        return LiftVariant(v.device, v.dtype, chunks.shape[1], group, q.shape[2], v.shape[2], is_raw, precision, config)
 
     @property
     def tolerance(self) -> float:
@@ -52,10 +42,9 @@ class LiftVariant:
         from hypic_kernels.delta import triton as kernel
 
         problem = _problem(self.device, self.dtype, self.size, self.group, self.key_dim, self.value_dim, self.is_raw)
-        out: Maps | Factors = problem.poisoned() if self.is_dense else problem.poisoned_factors()
-        exact: Maps | Factors = problem.lifted() if self.is_dense else problem.factored()
+        out = problem.poisoned()
         kernel.lift(*problem.tokens, problem.chunks, problem.rule, out, self.precision, self.config).run()
-        return max(map(relative_error, out, exact))
+        return max(map(relative_error, out, problem.lifted()))
 
 
 @dataclass(frozen=True)
@@ -141,73 +130,6 @@ class StepVariant:
         exact[writes[writes >= 0].long()] = after[writes >= 0]
         kernel.step(*problem.tokens, pool, reads, writes, problem.rule, norm, out, self.config).run()
         return max(relative_error(out, reference.normed(outputs, norm)), relative_error(pool, exact))
-
-
-@dataclass(frozen=True)
-class ScanVariant:
-    device: torch.device
-    out_dtype: torch.dtype
-    map_dtypes: tuple[torch.dtype, ...]
-    state_dtype: torch.dtype
-    size: int
-    key_dim: int
-    value_dim: int
-    precision: Precision
-    config: ScanConfig
-
-    @staticmethod
-    def of(
-        factors: Factors,
-        chunks: Tensor,
-        maps: tuple[Tensor, Tensor] | None,
-        initial: Tensor,
-        out: Tensor,
-        precision: Precision,
-        config: ScanConfig,
-    ) -> ScanVariant:
-        dtypes, (key_dim, value_dim) = tuple(tensor.dtype for tensor in maps or ()), initial.shape[2:]
-        return ScanVariant(
-            out.device, out.dtype, dtypes, initial.dtype, chunks.shape[1], key_dim, value_dim, precision, config
-        )
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCE[self.precision] + max(EPSILON[self.out_dtype], EPSILON[self.state_dtype])
-
-    def measure(self) -> float:
-        from hypic_kernels.delta import scanning as kernel
-
-        problem = _problem(self.device, torch.float32, self.size, 1, self.key_dim, self.value_dim, True)
-        walk = Walk.of(problem, self.map_dtypes, self.state_dtype)
-        found, exact = walk.outputs(self.out_dtype, self.state_dtype), walk.outputs(torch.float64, torch.float64)
-        factors = Factors(*(tensor.float().contiguous() for tensor in problem.factored()))
-        arguments = walk.chains, factors, problem.chunks, walk.maps, walk.initial
-        kernel.scan(*arguments, *found, walk.final_slots, self.precision, self.config).run()
-        wide = Factors(*(tensor.double() for tensor in factors))
-        reference.scan(walk.chains, wide, *arguments[2:], *exact, walk.final_slots)
-        return max(map(relative_error, found, exact))
-
-
-@dataclass(frozen=True)
-class NormVariant:
-    device: torch.device
-    dtype: torch.dtype
-    gate_dtype: torch.dtype
-    out_dtype: torch.dtype
-    value_dim: int
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCE["ieee"] + EPSILON[self.out_dtype]
-
-    def measure(self) -> float:
-        from hypic_kernels.delta import scanning as kernel
-
-        problem = _problem(self.device, self.gate_dtype, 16, 1, 16, self.value_dim, True)
-        x = torch.randn(problem.v.shape, generator=torch.Generator().manual_seed(1)).to(self.device, self.dtype)
-        out = torch.full_like(x, torch.nan, dtype=self.out_dtype)
-        kernel.gated_norm(x, problem.norm, out).run()
-        return relative_error(out, reference.normed(x.double(), problem.norm))
 
 
 def _problem(

@@ -60,9 +60,8 @@ def default_precision(dtype: torch.dtype) -> Precision:
 def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]:
     """Layouts worth measuring, the default first; every one of them is tested."""
     block, small = _block(64, key_dim, value_dim), _block(32, key_dim, value_dim)
-    shapes = [(block, block, 4), (block, block, 8), (block, small, 4), (small, small, 4)]
-    found = [LiftConfig(rows, columns, warps, stages) for rows, columns, warps in shapes for stages in (1, 2)]
-    return list(dict.fromkeys(found))
+    shapes = [(block, block, 4, 1), (block, small, 4, 1), (block, block, 8, 1), (block, block, 4, 2)]
+    return list(dict.fromkeys(LiftConfig(*shape) for shape in shapes))
 
 
 def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:
@@ -95,30 +94,3 @@ def step_candidates(key_dim: int, value_dim: int) -> list[StepConfig]:
 
 def step_config(key_dim: int, value_dim: int) -> StepConfig:
     return step_candidates(key_dim, value_dim)[0]
-
-
-class ScanConfig(NamedTuple):
-    """``block_v`` columns of the state per program; with 2 stages the next element is loaded while one is applied."""
-
-    block_v: int
-    num_warps: int
-    num_stages: int
-
-    def shared_bytes(self, size: int, key_dim: int, value_dim: int) -> int:
-        """Shared memory of a scan over chunks and stored float32 maps, a little more than compiled ones take."""
-        rows = padded(key_dim)
-        element = rows * rows + rows * self.block_v + 3 * size * rows + 2 * size * self.block_v
-        return 4 * (element * (self.num_stages - 1) + 2 * rows * max(self.block_v, size)) + 8192
-
-
-def scan_candidates(size: int, key_dim: int, value_dim: int) -> list[ScanConfig]:
-    """As ``lift_candidates``."""
-    width, warps = min(32, padded(value_dim)), 8 if padded(key_dim) > 64 else 4
-    shapes = ((width, warps), (16, warps), (min(64, padded(value_dim)), warps))
-    return list(dict.fromkeys(ScanConfig(*shape, stages) for shape in shapes for stages in (2, 1)))
-
-
-def scan_config(size: int, key_dim: int, value_dim: int, room: int) -> ScanConfig:
-    """The first that fits into ``room`` bytes of shared memory."""
-    found = scan_candidates(size, key_dim, value_dim)
-    return next((c for c in found if c.shared_bytes(size, key_dim, value_dim) <= room), found[-1])

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hypic_kernels.compose.chains import IDENTITY, NOT_WANTED, ZERO, Chains
 from hypic_kernels.delta import reference
-from hypic_kernels.delta.rule import Factors, GatedNorm, Maps, Rule
+from hypic_kernels.delta.rule import GatedNorm, Maps, Rule
 
 
 @dataclass(frozen=True)
@@ -95,18 +94,6 @@ class Problem:
         """By the reference in float64."""
         return reference.lift(*self.wide().tokens, self.chunks, self.rule)
 
-    def poisoned_factors(self, dtype: torch.dtype = torch.float32) -> Factors:
-        """As ``poisoned``, for ``factor``."""
-        (num_chunks, size), (_, heads, value_dim) = self.chunks.shape, self.v.shape
-        factors = Factors.empty(num_chunks, size, heads, self.k.shape[2], value_dim, self.v, dtype)
-        for tensor in factors:
-            tensor.fill_(math.nan)
-        return factors
-
-    def factored(self) -> Factors:
-        """By the reference in float64."""
-        return reference.factor(*self.wide().tokens, self.chunks, self.rule)
-
     def wide(self) -> Problem:
         """The same problem in float64."""
         q, k, v, g, beta = (tensor.double() for tensor in self.tokens)
@@ -149,52 +136,3 @@ def chunks_of(shape: Shape, device: torch.device | str = "cpu") -> Tensor:
             rows.append(torch.nn.functional.pad(chunk, (0, shape.size - len(chunk)), value=shape.num_tokens))
     rows += [torch.full((shape.size,), -1, dtype=torch.int32)] * shape.padding
     return torch.stack(rows).to(device) if rows else torch.empty(0, shape.size, dtype=torch.int32, device=device)
-
-
-@dataclass(frozen=True)
-class Walk:
-    """Chains over the chunks of a problem with stored maps between them, for ``scan``."""
-
-    chains: Chains
-    maps: tuple[Tensor, Tensor] | None
-    initial: Tensor
-    final_slots: Tensor
-    num_tokens: int
-
-    @staticmethod
-    def of(
-        problem: Problem,
-        map_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float32),
-        state_dtype: torch.dtype = torch.float32,
-    ) -> Walk:
-        """Three chains, the second of stored maps only; transitions that are zero and identical; a third of the states
-        before elements is wanted; the last chain's final state is not written. Without ``map_dtypes`` chunks only."""
-        count, device, (_, heads, key_dim, value_dim) = len(problem.chunks), problem.q.device, problem.states.shape
-        draw = torch.Generator().manual_seed(5)
-        rows: list[tuple[int, int, int]] = []
-        ends = [0]
-        for number in range(3):
-            for chunk in range(number, count, 2) if number != 1 else ():
-                rows += [(0, chunk, chunk)] + ([(1, (chunk % 5) - 2, chunk % 4)] if map_dtypes else [])
-            rows += [(1, 1, 2), (1, IDENTITY, 0), (1, ZERO, 3)] if map_dtypes and number == 1 else []
-            ends.append(len(rows))
-        wanted = [place // 3 if place % 3 == 1 else NOT_WANTED for place in range(len(rows))]
-        source, transition, state = zip(*rows, strict=True) if rows else ((), (), ())
-        chains = Chains.of(ends, transition, state, [0, ZERO, 2], source=source, out_index=wanted, device=device)
-        maps = None
-        if map_dtypes:
-            transitions = torch.randn(4, heads, key_dim, key_dim, generator=draw) * 0.9 / math.sqrt(key_dim)
-            vectors = torch.randn(4, heads, key_dim, value_dim, generator=draw)
-            maps = transitions.to(device, map_dtypes[0]), vectors.to(device, map_dtypes[1])
-        slots = torch.tensor([1, 0, -1], dtype=torch.int32, device=device)
-        return Walk(chains, maps, problem.states.to(state_dtype), slots, len(problem.q))
-
-    def outputs(self, dtype: torch.dtype, state_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """``out``, ``before`` and ``final``, all NaN."""
-        shape, device = self.initial.shape[1:], self.initial.device
-        sizes = (self.num_tokens, shape[0], shape[2]), (self.chains.num_outputs, *shape), (2, *shape)
-        types = dtype, state_dtype, state_dtype
-        out, before, final = (
-            torch.full(s, math.nan, dtype=t, device=device) for s, t in zip(sizes, types, strict=True)
-        )
-        return out, before, final

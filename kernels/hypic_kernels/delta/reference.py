@@ -1,4 +1,5 @@
-"""What ``lift``, ``read``, ``step`` and ``scan`` mean: plain torch, any device and floating type.
+"""What ``lift``, ``read`` and ``step`` mean: plain torch, any device and floating type, differentiable where it writes
+into nothing given.
 
 The gated delta rule (arXiv 2412.06464) is ``S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T`` with
 ``a_t = exp(g_t)``, and ``o_t = S_t^T q_t``. A chunk of it is one affine map; README.md derives the form used here.
@@ -12,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hypic_kernels.compose.chains import IDENTITY, ZERO, Chains
-from hypic_kernels.delta.rule import Factors, GatedNorm, Maps, Rule, state_dtype
+from hypic_kernels.delta.rule import GatedNorm, Maps, Rule, state_dtype
 
 
 class Prepared(NamedTuple):
@@ -39,30 +39,22 @@ def prepare(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rule: Rule
     return Prepared(q.repeat_interleave(group, 1) * rule.scale, k.repeat_interleave(group, 1), v, g, beta)
 
 
-def factor(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunks: Tensor, rule: Rule) -> Factors:
+def lift(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunks: Tensor, rule: Rule) -> Maps:
     """Arguments as in ``hypic_kernels.delta.lift``; a chunk's places without a token act as ``beta = g = 0``."""
     x = Prepared(*(_chunked(tensor, chunks) for tensor in prepare(q, k, v, g, beta, rule)))
     decay = _decay(x.g)
-    growth, total = x.g.cumsum(-1).exp()[..., None], x.g.sum(-1).exp()
+    growth, total = x.g.cumsum(-1).exp()[..., None], x.g.sum(-1).exp()[..., None, None]
+    remaining = decay[..., -1, :, None]
     couplings = ((x.k @ x.k.mT) * decay * x.beta[..., None]).tril(-1)
     sides = torch.cat([x.v, x.k * growth], dim=-1) * x.beta[..., None]
     corrected = torch.linalg.solve_triangular(couplings, sides, upper=False, unitriangular=True)
+    carried = (x.k * remaining).mT @ corrected
     seen = ((x.q @ x.k.mT) * decay) @ corrected
     width = x.v.shape[-1]
-    left = (x.k * decay[..., -1, :, None]).mT
-    query, offset = x.q * growth - seen[..., width:], seen[..., :width]
-    return Factors(left, corrected[..., width:], corrected[..., :width], query, offset, total)
-
-
-def lift(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunks: Tensor, rule: Rule) -> Maps:
-    """The factors multiplied out."""
-    return multiplied(factor(q, k, v, g, beta, chunks, rule))
-
-
-def multiplied(x: Factors) -> Maps:
-    """Factors as maps."""
-    eye = torch.eye(x.left.shape[-2], dtype=x.left.dtype, device=x.left.device)
-    return Maps(eye * x.total[..., None, None] - x.left @ x.right, x.left @ x.added, x.query, x.offset)
+    eye = torch.eye(x.k.shape[-1], dtype=x.k.dtype, device=x.k.device)
+    return Maps(
+        eye * total - carried[..., width:], carried[..., :width], x.q * growth - seen[..., width:], seen[..., :width]
+    )
 
 
 def _chunked(tensor: Tensor, chunks: Tensor) -> Tensor:
@@ -102,44 +94,6 @@ def _picked(states: Tensor, places: Tensor | None) -> Tensor:
     if places is None:
         return states
     return torch.where((places < 0).view(-1, 1, 1, 1), 0.0, states[places.clamp_min(0).long()])
-
-
-def scan(
-    chains: Chains,
-    x: Factors,
-    chunks: Tensor,
-    maps: tuple[Tensor, Tensor] | None,
-    initial: Tensor,
-    out: Tensor,
-    before: Tensor,
-    final: Tensor,
-    final_slots: Tensor | None,
-) -> None:
-    """Arguments as in ``hypic_kernels.delta.scan``; one element after the other."""
-    bounds, elements = chains.cu_elements.tolist(), chains.elements.tolist()
-    slots = list(range(chains.num_chains)) if final_slots is None else final_slots.tolist()
-    for chain, slot in enumerate(chains.initial_index.tolist()):
-        state = (torch.zeros_like(initial[0]) if slot == ZERO else initial[slot]).to(x.left.dtype)
-        for source, transition, place, output in elements[bounds[chain] : bounds[chain + 1]]:
-            if output >= 0:
-                before[output] = state
-            if source == 0:
-                is_token = (chunks[place] >= 0) & (chunks[place] < len(out))
-                outputs = (x.query[place] @ state + x.offset[place]).transpose(0, 1).to(out.dtype)
-                out[chunks[place][is_token].long()] = outputs[is_token]
-                corrections = x.added[place] - x.right[place] @ state
-                state = x.total[place][..., None, None] * state + x.left[place] @ corrections
-            elif maps is not None:
-                state = _acted(maps[0], transition, state) + maps[1][place].to(state.dtype)
-        if slots[chain] >= 0:
-            final[slots[chain]] = state
-
-
-def _acted(transitions: Tensor, index: int, state: Tensor) -> Tensor:
-    """``T S``; a transition that is zero shuts out whatever the state holds, NaN included."""
-    if index == ZERO:
-        return torch.zeros_like(state)
-    return state if index == IDENTITY else transitions[index].to(state.dtype) @ state
 
 
 def normed(outputs: Tensor, norm: GatedNorm | None) -> Tensor:

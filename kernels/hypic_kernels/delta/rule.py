@@ -69,32 +69,6 @@ class Maps(NamedTuple):
         return Maps(make(key_dim, key_dim), make(key_dim, value_dim), make(size, key_dim), make(size, value_dim))
 
 
-class Factors(NamedTuple):
-    """The same maps in the rank of their chunks: ``S -> total S + left @ (added - right @ S)``.
-
-    ``left [M, Hv, K, C]``, ``right [M, Hv, C, K]``, ``added [M, Hv, C, V]``, ``total [M, Hv]``; readout as in ``Maps``.
-    """
-
-    left: Tensor
-    right: Tensor
-    added: Tensor
-    query: Tensor
-    offset: Tensor
-    total: Tensor
-
-    @staticmethod
-    def empty(
-        num_chunks: int, size: int, num_heads: int, key_dim: int, value_dim: int, like: Tensor, dtype: torch.dtype
-    ) -> Factors:
-        def make(*sizes: int) -> Tensor:
-            return torch.empty((num_chunks, num_heads, *sizes), dtype=dtype, device=like.device)
-
-        by_key, by_value = (make(size, key_dim) for _ in range(2)), (make(size, value_dim) for _ in range(2))
-        right, query = by_key
-        added, offset = by_value
-        return Factors(make(key_dim, size), right, added, query, offset, make())
-
-
 def state_dtype(*tensors: Tensor) -> torch.dtype:
     """float64 if any is, else float32."""
     wide = any(tensor.dtype == torch.float64 for tensor in tensors)

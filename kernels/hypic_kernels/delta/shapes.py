@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hypic_kernels.compose.chains import Chains
 from hypic_kernels.delta.layout import CHUNK_SIZES
-from hypic_kernels.delta.rule import DeltaError, Factors, GatedNorm, Maps, Rule
+from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Rule
 
 
 def fits(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
@@ -55,50 +54,6 @@ def check_maps(maps: Maps, chunks: Tensor, num_heads: int, key_dim: int, value_d
         fits(f"out.{name}", tensor, (num_chunks, num_heads, rows, columns), dtype)
         if not tensor.is_contiguous():
             raise DeltaError(f"out.{name} must be contiguous.")
-
-
-def check_factors(
-    factors: Factors, chunks: Tensor, num_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype
-) -> None:
-    num_chunks, size = chunks.shape
-    shapes = Factors((key_dim, size), (size, key_dim), (size, value_dim), (size, key_dim), (size, value_dim), ())  # type: ignore[arg-type]
-    for name, tensor, shape in zip(Factors._fields, factors, shapes, strict=True):
-        fits(f"factors.{name}", tensor, (num_chunks, num_heads, *shape), dtype)
-        if not tensor.is_contiguous():
-            raise DeltaError(f"factors.{name} must be contiguous.")
-
-
-def check_scan(
-    chains: Chains,
-    factors: Factors,
-    chunks: Tensor,
-    maps: tuple[Tensor, Tensor] | None,
-    initial: Tensor,
-    out: Tensor,
-    before: Tensor,
-    final: Tensor,
-    final_slots: Tensor | None,
-) -> None:
-    num_heads, key_dim, value_dim = initial.shape[1:]
-    check_factors(factors, chunks, num_heads, key_dim, value_dim, factors.left.dtype)
-    fits("out", out, (len(out), num_heads, value_dim))
-    rows = {"initial": chains.num_initial, "before": chains.num_outputs, "final": chains.num_chains}
-    pools = {"initial": initial, "before": before, "final": final}
-    if maps is not None:
-        rows |= {"maps[0]": chains.num_transitions[1], "maps[1]": chains.num_states[1]}
-        pools |= {"maps[0]": maps[0], "maps[1]": maps[1]}
-    elif chains.num_states[1]:
-        raise DeltaError("chains name stored maps, but none are given.")
-    if final_slots is not None:
-        check_integers("final_slots", final_slots, (chains.num_chains,))
-        rows["final"] = 0
-    if chains.num_states[0] > len(chunks):
-        raise DeltaError(f"chains name chunk {chains.num_states[0] - 1}, but there are {len(chunks)} chunks.")
-    for name, tensor in pools.items():
-        width = key_dim if name == "maps[0]" else value_dim
-        fits(name, tensor, (max(rows[name], len(tensor)), num_heads, key_dim, width))
-        if not tensor.is_contiguous():
-            raise DeltaError(f"{name} must be contiguous.")
 
 
 def check_out(

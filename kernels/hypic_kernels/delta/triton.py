@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypic_kernels.delta.layout import LiftConfig
 from hypic_kernels.delta.parts import exact, gates, stored_by_wide, wide_by_stored
-from hypic_kernels.delta.rule import Factors, Maps, Precision, Rule
+from hypic_kernels.delta.rule import Maps, Precision, Rule
 from hypic_kernels.launch import Launch, jit
 
 
@@ -37,8 +37,8 @@ def _merged(
 
 
 @jit
-def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
-    """``(I + lower)^-1`` of a strictly lower triangular ``[C, C]``: blocks of 16 side by side, then together."""
+def _blocks_inverse(lower: tl.tensor, C: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
+    """Inverses of the diagonal blocks of 16 rows, all at once; zero elsewhere."""
     blocks: tl.constexpr = C // 16
     rows, columns = tl.arange(0, 16)[None, :, None], tl.arange(0, 16)[None, None, :]
     across, along = tl.arange(0, blocks)[:, None, None, None], tl.arange(0, blocks)[None, None, :, None]
@@ -46,9 +46,20 @@ def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION:
     own = tl.sum(tl.where(across == along, tiles, 0.0), axis=2)
     inverse = tl.where(rows == columns, 1.0, 0.0) - tl.where((rows >> 1) == (columns >> 1), own, 0.0)
     inverse = _merged(inverse, own, rows, columns, 1, 4, PRECISION)
-    spread = tl.where(across == along, inverse[:, :, None, :], 0.0)
+    return tl.reshape(tl.where(across == along, inverse[:, :, None, :], 0.0), (C, C))
+
+
+@jit
+def _inverse(lower: tl.tensor, C: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr) -> tl.tensor:
+    """``(I + lower)^-1`` of a strictly lower triangular ``[C, C]``: blocks of 16 side by side, then together."""
     rows, columns = tl.arange(0, C)[:, None], tl.arange(0, C)[None, :]
-    return _merged(tl.reshape(spread, (C, C)), lower, rows, columns, 4, LEVELS, PRECISION)
+    if C == 16:
+        inverse = tl.where(rows == columns, 1.0, 0.0) - tl.where((rows >> 1) == (columns >> 1), lower, 0.0)
+        inverse = _merged(inverse, lower, rows, columns, 1, LEVELS, PRECISION)
+    else:
+        inverse = _blocks_inverse(lower, C, PRECISION)
+        inverse = _merged(inverse, lower, rows, columns, 4, LEVELS, PRECISION)
+    return inverse
 
 
 @jit
@@ -65,8 +76,6 @@ def _lift(
     end_state: tl.tensor,
     query: tl.tensor,
     offset: tl.tensor,
-    left: tl.tensor,
-    total: tl.tensor,
     N: tl.tensor,
     H: tl.tensor,
     q_token: tl.tensor,
@@ -87,7 +96,6 @@ def _lift(
     V: tl.constexpr,
     C: tl.constexpr,
     LEVELS: tl.constexpr,
-    DENSE: tl.constexpr,
     RAW: tl.constexpr,
     NORMALISE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -96,10 +104,7 @@ def _lift(
     COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One chunk, one value head. Neighbours share tokens and, where heads are grouped, q and k.
-
-    Not ``DENSE``: ``transition`` and ``end_state`` receive the right factor and what it is subtracted from.
-    """
+    """One chunk, one value head. Neighbours share tokens and, where heads are grouped, q and k."""
     program = tl.program_id(0)
     chunk, head = program // H, program % H
     place = tl.cast(program, tl.int64)
@@ -128,7 +133,7 @@ def _lift(
     spread = tl.where(rows > columns, decay[:, None], 0.0)
     remaining = tl.exp(tl.sum(spread, axis=0))
     growth = tl.exp(tl.cumsum(decay, axis=0))
-    whole = tl.exp(tl.sum(decay, axis=0))
+    total = tl.exp(tl.sum(decay, axis=0))
     lower = couplings * tl.exp(tl.cumsum(spread, axis=0)) * (strength * k_factor)[:, None] * k_factor[None, :]
     inverse = _inverse(tl.where(rows > columns, lower, 0.0), C, LEVELS, INNER)
 
@@ -149,11 +154,7 @@ def _lift(
     from_v = strength[None, :]
     into = (remaining * k_factor)[:, None]
 
-    corrections, readouts = inverse * from_k, seen * from_k
-    if DENSE:
-        corrections *= into
-    else:
-        tl.store(total + place, whole)
+    corrections, readouts = inverse * into * from_k, seen * from_k
     q_growth = (q_factor * growth)[:, None]
     for start in tl.range(0, K, COLUMNS, num_stages=STAGES):
         channels = (start + tl.arange(0, COLUMNS))[None, :]
@@ -163,38 +164,28 @@ def _lift(
         asked = q_tile * q_growth - wide_by_stored(readouts, tile, PRECISION)
         tl.store(query + (place * C + rows) * K + channels, asked, mask=channels < K)
         corrected = wide_by_stored(corrections, tile, PRECISION)
-        if DENSE:
-            for first in tl.range(0, K, ROWS, num_stages=STAGES):
-                across = first + tl.arange(0, ROWS)
-                k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
-                block = tl.where(across[:, None] == channels, whole, 0.0)
-                block -= stored_by_wide(tl.trans(k_tile), corrected, PRECISION)
-                target = transition + (place * K + across[:, None]) * K + channels
-                tl.store(target, block, mask=(across < K)[:, None] & (channels < K))
-        else:
-            tl.store(transition + (place * C + rows) * K + channels, corrected, mask=channels < K)
-            lifted = tl.trans(tile.to(tl.float32) * into)
-            across = start + tl.arange(0, COLUMNS)[:, None]
-            tl.store(left + (place * K + across) * C + columns, lifted, mask=across < K)
+        for first in tl.range(0, K, ROWS, num_stages=STAGES):
+            across = first + tl.arange(0, ROWS)
+            k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
+            block = tl.where(across[:, None] == channels, total, 0.0)
+            block -= stored_by_wide(tl.trans(k_tile), corrected, PRECISION)
+            target = transition + (place * K + across[:, None]) * K + channels
+            tl.store(target, block, mask=(across < K)[:, None] & (channels < K))
 
-    corrections, readouts = inverse * from_v, seen * from_v
-    if DENSE:
-        corrections *= into
+    corrections, readouts = inverse * into * from_v, seen * from_v
     for start in tl.range(0, V, COLUMNS, num_stages=STAGES):
         channels = (start + tl.arange(0, COLUMNS))[None, :]
         tile = tl.load(v_rows + channels, mask=is_row & (channels < V), other=0.0)
-        places = (place * C + rows) * V + channels
-        tl.store(offset + places, wide_by_stored(readouts, tile, PRECISION), mask=channels < V)
+        tl.store(
+            offset + (place * C + rows) * V + channels, wide_by_stored(readouts, tile, PRECISION), mask=channels < V
+        )
         corrected = wide_by_stored(corrections, tile, PRECISION)
-        if DENSE:
-            for first in tl.range(0, K, ROWS, num_stages=STAGES):
-                across = first + tl.arange(0, ROWS)
-                k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
-                target = end_state + (place * K + across[:, None]) * V + channels
-                mask = (across < K)[:, None] & (channels < V)
-                tl.store(target, stored_by_wide(tl.trans(k_tile), corrected, PRECISION), mask=mask)
-        else:
-            tl.store(end_state + places, corrected, mask=channels < V)
+        for first in tl.range(0, K, ROWS, num_stages=STAGES):
+            across = first + tl.arange(0, ROWS)
+            k_tile = tl.load(k_rows + across[None, :], mask=is_row & (across < K)[None, :], other=0.0)
+            target = end_state + (place * K + across[:, None]) * V + channels
+            mask = (across < K)[:, None] & (channels < V)
+            tl.store(target, stored_by_wide(tl.trans(k_tile), corrected, PRECISION), mask=mask)
 
 
 def lift(
@@ -205,28 +196,21 @@ def lift(
     beta: Tensor,
     chunks: Tensor,
     rule: Rule,
-    out: Maps | Factors,
+    out: Maps,
     precision: Precision,
     config: LiftConfig,
 ) -> Launch:
-    """The twin of ``reference.lift`` and ``reference.factor``, in fp32, into ``out``."""
+    """The twin of ``reference.lift``, in fp32, into ``out``."""
     (num_chunks, size), num_heads = chunks.shape, v.shape[1]
     arguments = (
-        q, k, v, g, beta, rule.A_log, rule.dt_bias, chunks, *_targets(out), len(q), num_heads,
+        q, k, v, g, beta, rule.A_log, rule.dt_bias, chunks, *out, len(q), num_heads,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *g.stride(), *beta.stride(),
         rule.scale, rule.eps, rule.beta_scale,
     )  # fmt: skip
     constants = {
         "GROUP": num_heads // k.shape[1], "K": k.shape[2], "V": v.shape[2], "C": size, "LEVELS": size.bit_length() - 1,
-        "DENSE": isinstance(out, Maps), "RAW": rule.A_log is not None, "NORMALISE": rule.normalise,
+        "RAW": rule.A_log is not None, "NORMALISE": rule.normalise,
         "PRECISION": precision, "INNER": "ieee" if precision == "ieee" else "tf32x3",
         "ROWS": config.rows, "COLUMNS": config.columns, "STAGES": config.num_stages,
     }  # fmt: skip
     return Launch(_lift, (num_chunks * num_heads,), arguments, constants, config.num_warps)
-
-
-def _targets(out: Maps | Factors) -> tuple[Tensor | None, ...]:
-    """In the kernel's order: what factors have in the place of maps, readout, and what they have besides."""
-    if isinstance(out, Maps):
-        return *out, None, None
-    return out.right, out.added, out.query, out.offset, out.left, out.total

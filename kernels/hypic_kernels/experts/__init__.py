@@ -84,9 +84,8 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
         ExpertsError: shapes or types do not fit.
     """
     if chosen.ndim != 2 or len(chosen) != len(x) or chosen.dtype != torch.int32 or x.stride(-1) != 1:
-        raise ExpertsError(
-            f"chosen {list(chosen.shape)} {chosen.dtype} must be int32, one row a row of {list(x.shape)}."
-        )
+        about = f"{list(chosen.shape)} {chosen.dtype}"
+        raise ExpertsError(f"chosen is {about}; it must be int32, with a row for each of the rows of {list(x.shape)}.")
     if not _takes_kernel(backend, (x,), Variant(x.device, x.dtype, chosen.shape[1])):
         return Scattered(*reference.scatter(x, chosen, num_experts))
     from hypic_kernels.experts import triton as kernel
@@ -227,7 +226,7 @@ def combine(
     gate: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """``out[n] = sum_j weights[n, j] rows[places[n, j]] + sigmoid(x[n] . gate) shared[n]``, ``[N, D]`` in ``rows``' type.
+    """``out[n] = sum_j weights[n, j] rows[places[n, j]] + sigmoid(x[n] . gate) shared[n]``: ``[N, D]``, as ``rows``.
 
     ``weights [N, k]``; ``shared [N, D]`` or none; ``gate [D']`` with ``x [N, D']``, or none, and then the shared
     expert counts whole. Sums are float32.

@@ -36,6 +36,30 @@ BUILDERS: Mapping[str, Make] = {
     "qwen3_5_text": checkpoints.qwen,
     "qwen3_next": checkpoints_gdn.qwen3_next,
 }
+KINDS = ("linear_attention", "full_attention")
+WITH_SINGLE: Mapping[str, Callable[..., Path]] = {
+    "bailing_moe_linear": checkpoints_gdn.ring,
+    LATENT_RING: ring_latent.write,
+    "minimax": checkpoints.minimax,
+    "olmo_hybrid": checkpoints_gdn.olmo_hybrid,
+    "qwen3_5_moe_text": checkpoints_gdn.qwen3_5_moe,
+    "qwen3_5_text": checkpoints.qwen,
+    "qwen3_next": checkpoints_gdn.qwen3_next,
+}
+# Models of one mixing layer, by type and kind.
+LAYERS: Mapping[str, Make] = {
+    **{f"{name} {kind}": partial(make, single=kind) for name, make in WITH_SINGLE.items() for kind in KINDS},
+    **{
+        f"{name} {kind}": partial(checkpoints_kda.write, kind=name, single=kind)
+        for name in checkpoints_kda.MODELS
+        for kind in KINDS
+    },
+    **{
+        f"{name} {kind}": partial(checkpoints_mamba.write, kind=name, single=kind)
+        for name, kinds in checkpoints_mamba.SINGLE.items()
+        for kind in kinds
+    },
+}
 REFERENCES: Mapping[str, Callable[[Path], Reference]] = {
     **dict.fromkeys(("minimax", "qwen3_5_text"), Reference),
     **dict.fromkeys(OWN, FamilyReference),
@@ -68,16 +92,22 @@ def generated(folder: Path, ids: Sequence[int], num_tokens: int) -> list[int]:
 
 
 class Every(Models):
-    """Tiny checkpoints by model type, each with the truth that fits it."""
+    """Tiny checkpoints by model type, or by that and more words, each with the truth that fits its type."""
 
-    def __init__(self, make_folder: Callable[[str], Path]) -> None:
-        super().__init__(BUILDERS, make_folder)
+    def __init__(self, make_folder: Callable[[str], Path], builders: Mapping[str, Make] = BUILDERS) -> None:
+        super().__init__(builders, make_folder)
         made = self.folder
         self.folder = cache(lambda name: made(_known(name)))
-        self._exact = cache(lambda name, ids: TRUTHS.get(name, checkpoints_mamba.exact_logits)(self.folder(name), ids))
+        self._exact = cache(lambda name, ids: truth_of(name)(self.folder(name), ids))
+
+
+def truth_of(name: str) -> Truth:
+    """Of OLMo-Hybrid transformers refuses models of one layer."""
+    kind, _, more = name.partition(" ")
+    return own_truth if kind == "olmo_hybrid" and more else TRUTHS.get(kind, checkpoints_mamba.exact_logits)
 
 
 def _known(name: str) -> str:
-    if name not in BUILDERS:
+    if name.partition(" ")[0] not in BUILDERS:
         pytest.fail(f"hypic/engine/models/{name}.py has no tiny checkpoint: add a builder to BUILDERS in {__name__}.")
     return name

@@ -29,6 +29,8 @@ MAKERS: dict[str, Callable[[Path], Path]] = {
     "ring-first": lambda f: ring(f, architectures=["BailingMoeLinearForCausalLM"], linear_silu=True),
     "ring-latent": ring_latent.write,
     "ring-latent-plain-queries": lambda f: ring_latent.write(f, q_lora_rank=None),
+    "next-yarn-full": lambda f: qwen3_next(f, "full_attention", rope_parameters=YARN | PARTIAL),
+    "olmo-yarn-full": lambda f: olmo_hybrid(f, "full_attention", rope_parameters=YARN | {"attention_factor": 1.3}),
     "ring-yarn-linear": lambda f: ring(f, "linear_attention", rope_scaling=YARN),
 }
 LATENT = ("ring-latent", ring_latent.write)

@@ -205,6 +205,8 @@ def _ring(config: Config, weights: Weights) -> Network:
     group, count = config["layer_group_size"], config["num_hidden_layers"]
     in_whole_groups = count - count % group
     types = ["linear" if i % group < group - 1 and i < in_whole_groups else "full" for i in range(count)]
+    if config.get("layer_types"):
+        types = [str(kind).removesuffix("_attention") for kind in config["layer_types"]]
     return _network(config, weights, _ring_block, types, 0.0)
 
 

@@ -118,6 +118,23 @@ def test_quantised_checkpoints_are_refused_by_scheme(changes: dict[str, Any], na
         models.build(RING | changes)
 
 
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("org/Model-9B-FP8", "'org/Model-9B'"),
+        ("org/Model-9B-Instruct-AWQ-INT4", "'org/Model-9B-Instruct'"),
+        ("org/model-4bit", "'org/model'"),
+        ("org/Model-w8a8", "'org/Model'"),
+        ("org/Model-9B", "the bf16 checkpoint it was made from"),
+        ("", "the bf16 checkpoint it was made from"),
+    ],
+)
+def test_what_to_load_in_place_of_a_quantised_checkpoint(path: str, named: str) -> None:
+    config = {"model_type": "qwen3_5_text", "_name_or_path": path, "quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(UnsupportedModel, match=re.escape(f"(fp8), which is not supported; load {named}")):
+        models.build(config)
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.uint8])
 def test_quantised_tensors_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.0.up_proj.weight"

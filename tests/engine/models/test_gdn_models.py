@@ -31,7 +31,7 @@ PUBLISHED = [
     *("next", "next-plain-weights", "next-tied", "next-yarn", "moe", "moe-wrapper", "moe-fused"),
     *("olmo", "olmo-rope", "olmo-yarn", "olmo-96-192"),
 ]
-SINGLE = [f"{name}-{kind}" for name in ("next", "moe", "olmo", "ring", "ring-latent") for kind in ("linear", "full")]
+YARN = ["ring-yarn-linear", "next-yarn-full", "olmo-yarn-full"]
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +173,8 @@ def test_cached_equals_uncached_bites(
         assert error > 100 * TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("name", [*SINGLE, "ring-yarn-linear"])
-def test_one_mixing_layer_equals_everything_live(name: str, bench: Make) -> None:
+@pytest.mark.parametrize("name", YARN)
+def test_one_mixing_layer_with_yarn_equals_everything_live(name: str, bench: Make) -> None:
     pieces = many_segments()
     for dtype in DTYPES:
         whole = bench(name, dtype).ask([Piece(tuple(flat(pieces)), None)])
@@ -188,11 +188,9 @@ def test_one_mixing_layer_equals_everything_live(name: str, bench: Make) -> None
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        *((f"{family}-linear", drop_transition) for family in ("next", "moe", "olmo", "ring")),
-        *((f"{family}-full", FAULTS["no-rotation"]) for family in ("next", "moe", "ring", "ring-latent")),
-        *((name, stay_in_place) for name in ("ring-linear", "ring-yarn-linear", "ring-latent-linear")),
-        ("olmo-linear", FAULTS["empty-tail"]),
-        ("next-linear", FAULTS["padded-tail"]),
+        *((name, fault) for name in YARN[:1] for fault in (stay_in_place, drop_transition)),
+        *((name, FAULTS[fault]) for name in YARN[1:] for fault in ("no-rotation", "position+1")),
+        *((name, stay_in_place) for name in ("ring-linear", "ring-latent-linear")),
     ],
 )
 def test_one_mixing_layer_bites(

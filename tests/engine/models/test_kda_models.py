@@ -17,7 +17,8 @@ from torch import Tensor
 
 from hypic.engine import models as families
 from hypic.engine.layers import kimi_delta_attention, mla
-from hypic.engine.layers.rotary import Angles
+from hypic.engine.layers.decoder import Decoder
+from hypic.engine.layers.rotary import Rotary
 from hypic.errors import CheckpointError, UnsupportedModel
 from tests.checkpoints_kda import KIMI, write
 from tests.engine.harness import TOLERANCE
@@ -130,26 +131,28 @@ def test_a_token_keeps_its_latent_and_one_rotary_key(models: Models) -> None:
         assert all(shape.transition_shape == (4, size, size) for shape in layout.linear)
 
 
-def test_states_behind_a_gate_per_channel_are_not_moved(models: Models) -> None:
-    """A model of this family with rotary keys in its linear layers would be refused at its first cached segment."""
-    from hypic.engine.layers.decoder import Decoder, Step
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rotary_keys_behind_a_gate_per_channel_are_refused_when_built(
+    name: str, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a configuration calls it: here the model's own file gives its linear layers positions."""
+    config = json.loads((models.folder(name) / "config.json").read_text())
+    families.build(config)
+    sound = Decoder.__init__
 
-    def moving(self: Decoder, *args: Any) -> Step:
-        step = SOUND_STEP(self, *args)
-        count = len(step.batch.scan.interior_origins)
-        angles = Angles(torch.ones(count, 2, dtype=torch.float64), torch.zeros(count, 2, dtype=torch.float64))
-        return Step(step.batch, step.pool, step.turns, None, angles)
+    def moving(self: Decoder, *args: Any, **options: Any) -> None:
+        sound(self, *args, **options | {"linear_rotary": Rotary(4, 1e4)})
 
-    SOUND_STEP = Decoder._step
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "_step", moving)
-        engine = models.bench("kimi")
-        engine.add([contracts.live(4, 1), contracts.seg(30, 2), contracts.live(4, 3)])
-        with pytest.raises(AssertionError, match="per-channel|per channel"):
-            engine.run()
+    monkeypatch.setattr(Decoder, "__init__", moving)
+    with pytest.raises(UnsupportedModel, match="gate per channel"):
+        families.build(config)
+    with pytest.raises(UnsupportedModel, match="gate per channel"):
+        models.load(name, "float64")
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("kimi", {"linear_rope": True}, "gate per channel"),
+    ("ling", {"linear_rope": True}, "gate per channel"),
     ("kimi", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
     ("kimi", {"mla_use_nope": False}, "mla_use_nope = False"),
     ("kimi", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func = 'softmax'"),

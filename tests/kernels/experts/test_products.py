@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.experts import Backend, ExpertsError, choose, down, fits, gate_up, layout, products
+from hypic_kernels.experts import Backend, ExpertsError, choose, down, fits, gate_up, layout
 from hypic_kernels.experts.check import ProductVariant
 from hypic_kernels.experts.layout import Config, Kind, Layout
 from hypic_kernels.trust import relative_error
@@ -122,6 +122,8 @@ def test_layouts_in_the_interpreter(kind: Kind, by_row: bool, rest: int) -> None
 @needs_interpreter
 @pytest.mark.parametrize("by_row", [True, False])
 def test_rows_behind_the_last_end_are_not_written(by_row: bool) -> None:
+    from hypic_kernels.experts import products
+
     counts, x, weight = [2, 0, 1], draw(9, 20), draw(3, 6, 20, seed=1)
     out = torch.full((9, 6), -7.0)
     chosen = Layout(Config(16, 16, 32, 3, 4), by_row)

@@ -1,0 +1,116 @@
+"""``hypic bench decode``: a step of one token for each of so many requests, beside what the bandwidth allows.
+
+Every request has a context of its own, made up of random numbers (``driving``), so that nothing is prefilled and no
+request's K and V lie in a cache because another request reads them too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Any
+
+import torch
+
+from hypic.engine.engine import Engine
+from hypic.engine.plan import Piece
+from hypic_apps.bench import driving, floors
+from hypic_apps.bench.geometries import geometry
+from hypic_apps.bench.options import add_common, is_small, note, numbers, shown, with_defaults
+from hypic_apps.bench.records import about, device_of_settings, number, percentile, table
+from hypic_apps.bench.session import Session, session
+from hypic_apps.cli.errors import CommandError
+from hypic_apps.cli.options import engine_settings
+from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
+
+SUMMARY = "decode steps beside the bandwidth limit"
+EXAMPLES = """
+hypic bench decode
+hypic bench decode --geometry qwen3.5-35b-a3b --batch 1,16,64 --context 16384
+"""
+DETAILS = """Contexts are made up, so that no prefill is needed: one token a request and step
+is measured, against the bytes that a step must read and write."""
+HEADS = ("batch", "context", "step ms", "p90", "tokens/s", "bandwidth floor ms", "of the limit", "steps")
+TAIL_TOKENS = 8
+
+
+def add(commands: Subparsers[Parser]) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "decode", "", SUMMARY, EXAMPLES, DETAILS)
+    parser.add_argument("--batch", type=numbers, default=[1, 16, 64], metavar="N,N",
+                        help="requests at a time (default: 1,16,64)")  # fmt: skip
+    parser.add_argument("--context", type=numbers, metavar="N,N",
+                        help="tokens of context (default: 16384; small models 1024)")  # fmt: skip
+    parser.add_argument("--steps", type=positive, default=32, metavar="N", help="steps measured (default: 32)")
+    parser.add_argument("--warmup", type=positive, default=4, metavar="N", help="steps not counted (default: 4)")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints."""
+    made, settings = geometry(args.geometry), engine_settings(args)
+    device = device_of_settings(settings)
+    limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    contexts = args.context or [1024 if is_small(device, made) else 16384]
+    longest = max(contexts) + TAIL_TOKENS + args.steps + args.warmup + 16
+    settings = with_defaults(settings, max_running=max(args.batch), max_context=longest)
+    note(f"building {made.name} on {device}")
+    with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
+        records = [
+            measure(built, batch, context, args.steps, args.warmup, limits) | {"geometry": made.name}
+            for context in contexts for batch in args.batch
+        ]  # fmt: skip
+    return shown(args, {**about("decode steps, beside the bandwidth limit"), "records": records}, text)
+
+
+def measure(built: Session, batch: int, context: int, steps: int, warmup: int, limits: floors.Limits) -> dict[str, Any]:
+    """One batch size. The step's floor counts weights, K and V of every context, states read and written.
+
+    Raises:
+        CommandError: requests were preempted, or did not all run in the same steps.
+        StoreFull: memory does not hold so many contexts.
+    """
+    note(f"batch {batch}, context {context}")
+    built.forget()
+    taken = built.call(lambda engine: _steps(engine, built, batch, context, steps + warmup + 1))
+    together = [step.seconds for step in taken if step.num_tokens == batch][1 + warmup :]
+    if len(together) < steps:
+        raise CommandError(f"{batch} requests did not decode together for {steps} steps; raise --memory.")
+    counts = floors.Counts.of(built.runner.model)
+    load = floors.decode_load(batch, context, counts.layout)
+    bandwidth_s = (counts.weight_bytes(batch) + load.read_bytes) / limits.copy_bytes
+    p50 = percentile(together, 50)
+    return {
+        "device": str(built.device),
+        "batch": batch,
+        "context": context,
+        "step_ms_p50": 1e3 * p50,
+        "step_ms_p90": 1e3 * percentile(together, 90),
+        "tokens_per_s": batch / p50,
+        "bandwidth_floor_ms": 1e3 * bandwidth_s,
+        "floor_ms": 1e3 * load.seconds(counts, limits),
+        "bandwidth_share": bandwidth_s / p50,
+        "steps": len(together),
+    }
+
+
+def _steps(engine: Engine, built: Session, batch: int, context: int, max_tokens: int) -> list[driving.Step]:
+    policy, prompts = built.policy.with_(reuse="segments"), []
+    vocab_size = int(engine.runner.model.embed_tokens.num_embeddings)  # type: ignore[attr-defined]
+    for place in range(batch):
+        draw = random.Random(f"decode {place} {context}")
+        head, tail = (tuple(draw.choices(range(vocab_size), k=k)) for k in (context, TAIL_TOKENS))
+        prompts.append([Piece(head, ends_message=True), Piece(tail)])
+    for place, pieces in enumerate(prompts):
+        driving.make_up_context(engine, pieces, policy, seed=place)
+    return driving.drive(engine, driving.answer_tasks(prompts, policy, max_tokens, "decode"))
+
+
+def text(result: dict[str, Any]) -> str:
+    rows = [
+        (str(r["batch"]), f"{r['context']:,}", number(r["step_ms_p50"]), number(r["step_ms_p90"]),
+         number(r["tokens_per_s"]), number(r["bandwidth_floor_ms"]), f"{r['bandwidth_share']:.0%}", str(r["steps"]))
+        for r in result["records"]
+    ]  # fmt: skip
+    return table(HEADS, rows)

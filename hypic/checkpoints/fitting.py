@@ -1,0 +1,91 @@
+"""How many cached segments a budget holds, from sizes alone: the pool's own split, before there is a pool.
+
+A segment takes whole pages of its interior, one state slot and one transition slot. Snapshots of conversations take
+from the same pages and states, and are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hypic.config import EngineConfig
+from hypic.engine import runner
+from hypic.engine.pool import Kept, Need, reserve, split
+from hypic.errors import ConfigError
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How many segments of a list, from its first one on, a budget keeps; both numbers are exact.
+
+    ``at_work`` segments stay beside ``max_running`` requests, one of them as long as the context, and another encode.
+    ``at_rest`` segments can be warmed one after the other until the first of them is evicted. ``context`` is the
+    longest request; ``refusal`` says why an engine would not start with this budget.
+    """
+
+    memory_bytes: int
+    at_work: int = 0
+    at_rest: int = 0
+    context: int = 0
+    refusal: str | None = None
+
+
+def pages_of(num_tokens: int, seam: int, page_size: int) -> int:
+    """Pages of a segment's interior."""
+    return -(-max(num_tokens - seam, 0) // page_size)
+
+
+def fit(kept: Kept, longest: int, counts: Sequence[int], config: EngineConfig) -> Fit:
+    """For segments of ``counts`` tokens; ``longest`` is the model's context, ``config.memory`` a number of bytes."""
+    pages = [pages_of(count, config.policy.seam, config.page_size) for count in counts]
+    return _fit(kept, longest, config, lambda need: _first(pages, need))
+
+
+def fit_alike(kept: Kept, longest: int, num_tokens: int, config: EngineConfig) -> Fit:
+    """For as many segments of ``num_tokens`` tokens each as there may be."""
+    pages = pages_of(num_tokens, config.policy.seam, config.page_size)
+    return _fit(kept, longest, config, lambda need: min(need.transitions, need.pages // pages if pages else 2**63))
+
+
+def _fit(kept: Kept, longest: int, config: EngineConfig, held: Callable[[Need], int]) -> Fit:
+    budget, size, seam = config.memory_bytes(0), config.page_size, config.policy.seam
+    context = runner.context_within(config, longest, budget, kept.token_bytes)
+    try:
+        whole = split(kept, budget, size, context, config.max_running)
+    except ConfigError as error:
+        return Fit(budget, context=context, refusal=str(error))
+    kept_back = reserve(size, context, config.max_running)
+    spare = Need(whole.pages - kept_back.pages, transitions=whole.transitions - kept_back.transitions)
+    # Beside the last one lie the rows of the request that warms it, and its seam.
+    warming = -(-(seam + 2) // size) + -(-seam // size)
+    return Fit(budget, held(spare), held(replace(whole, pages=whole.pages - warming)), context)
+
+
+def memory_for(kept: Kept, longest: int, counts: Sequence[int], config: EngineConfig) -> int:
+    """The least memory, in whole MiB, that keeps all of them at work; ``config.memory`` does not count."""
+
+    def holds(num_mib: int) -> bool:
+        return fit(kept, longest, counts, replace(config, memory=num_mib * MIB)).at_work == len(counts)
+
+    high = 1
+    while not holds(high):
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high * MIB
+
+
+def _first(pages: Sequence[int], need: Need) -> int:
+    """How many, from the first on, are held."""
+    number, used = 0, 0
+    for count in pages[: need.transitions]:
+        used += count
+        if used > need.pages:
+            break
+        number += 1
+    return number

@@ -1,0 +1,42 @@
+"""Several linear maps of one input as one product: their weights lie one after the other in memory.
+
+Each map keeps its own name and parameter, a view of the common weight, so that checkpoints and adapters see nothing of
+it. Layers that were never joined, as in training, run their maps one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Joined:
+    """The maps of one layer that see the same input, ``[N, in]``; without biases."""
+
+    def __init__(self, *maps: nn.Linear) -> None:
+        assert all(each.bias is None for each in maps), "only maps without biases are joined"
+        self.maps = maps
+        self._weight: Tensor | None = None
+
+    def join(self) -> None:
+        """Lay the maps' weights into one, wherever they are; what they hold is lost, so before they are loaded."""
+        first = self.maps[0].weight
+        rows = [each.out_features for each in self.maps]
+        self._weight = first.new_empty((sum(rows), first.shape[1]))
+        for each, part in zip(self.maps, self._weight.split(rows), strict=True):  # type: ignore[no-untyped-call]
+            each.weight = nn.Parameter(part, requires_grad=False)
+
+    def __call__(self, x: Tensor) -> Sequence[Tensor]:
+        """``[N, out]`` of every map; views of one product if they are joined."""
+        if self._weight is None:
+            return [each(x) for each in self.maps]
+        return F.linear(x, self._weight).split([each.out_features for each in self.maps], dim=-1)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def join_all(model: nn.Module) -> None:
+    """Join the maps of every layer of a model that has such; see ``Joined.join``."""
+    for module in model.modules():
+        for joined in [value for value in vars(module).values() if isinstance(value, Joined)]:
+            joined.join()
