@@ -159,7 +159,7 @@ def down(rows: Tensor, weight: Tensor, ends: Tensor, *, backend: Backend = "auto
 
 
 def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: bool = True) -> bool:
-    """Whether ``gate_up``, with tokens or without, and ``down`` are kernels here, for any number of rows.
+    """Whether ``gate_up`` with tokens and ``down`` are kernels here, for any number of rows.
 
     The first call for a type and a width compiles and checks them all.
     """
@@ -171,7 +171,7 @@ def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: b
 
 @functools.cache
 def _all_trusted(device: torch.device, dtype: torch.dtype, widths: tuple[int, int], kind: Kind) -> bool:
-    into = [(kind, is_indexed, widths[0], each) for is_indexed in (True, False) for each in layouts(kind, dtype)]
+    into = [(kind, True, widths[0], each) for each in layouts(kind, dtype)]
     back: list[tuple[Kind, bool, int, Layout]] = [("none", False, widths[1], each) for each in layouts("none", dtype)]
     products = [_product_variant(device, dtype, *each) for each in [*into, *back]]
     return all(map(is_trusted, products))
