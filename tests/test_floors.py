@@ -50,6 +50,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.detokenizer",),
     ("hypic.engine.sampler",),
     ("hypic.engine.graphs",),
+    ("hypic.engine.rehearsal",),
     ("hypic.engine.runner",),
     ("hypic.engine.speed",),
     ("hypic.engine.request",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from hypic.engine.kernel_batch import Geometry, pack
 from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
+from hypic.engine.rehearsal import rehearse
 from hypic.engine.segment import Identity
 from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
@@ -114,8 +115,11 @@ class Runner:
         pool = Pool(layout, budget, config.page_size, context, config.max_running, device, form)
         _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
-        graphs = _graphs(model, pool, geometry, config) if geometry is not None else None
-        return cls(model, pool, identity, context, _num_bytes(model), geometry, graphs)
+        made = cls(model, pool, identity, context, _num_bytes(model), geometry)
+        if geometry is None or device.type != "cuda":
+            return made
+        rehearse(made.run, pool)
+        return replace(made, graphs=_graphs(model, pool, geometry, config))
 
 
 def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device) -> Geometry | None:
@@ -130,7 +134,7 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
 
 @torch.inference_mode()
 def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) -> Graphs | None:
-    if pool.device.type != "cuda" or not config.graphs or not model.is_recordable:
+    if not config.graphs or not model.is_recordable:
         return None
     graphs = Graphs(model, pool, geometry)
     try:

@@ -84,9 +84,8 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
         ExpertsError: shapes or types do not fit.
     """
     if chosen.ndim != 2 or len(chosen) != len(x) or chosen.dtype != torch.int32 or x.stride(-1) != 1:
-        raise ExpertsError(
-            f"chosen {list(chosen.shape)} {chosen.dtype} must be int32, one row a row of {list(x.shape)}."
-        )
+        about = f"{list(chosen.shape)} {chosen.dtype}"
+        raise ExpertsError(f"chosen is {about}; it must be int32, with a row for each of the rows of {list(x.shape)}.")
     if not _takes_kernel(backend, (x,), Variant(x.device, x.dtype, chosen.shape[1])):
         return Scattered(*reference.scatter(x, chosen, num_experts))
     from hypic_kernels.experts import triton as kernel
@@ -160,7 +159,7 @@ def down(rows: Tensor, weight: Tensor, ends: Tensor, *, backend: Backend = "auto
 
 
 def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: bool = True) -> bool:
-    """Whether ``gate_up``, with tokens or without, and ``down`` are kernels here, for any number of rows.
+    """Whether ``gate_up`` with tokens and ``down`` are kernels here, for any number of rows.
 
     The first call for a type and a width compiles and checks them all.
     """
@@ -172,7 +171,7 @@ def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: b
 
 @functools.cache
 def _all_trusted(device: torch.device, dtype: torch.dtype, widths: tuple[int, int], kind: Kind) -> bool:
-    into = [(kind, is_indexed, widths[0], each) for is_indexed in (True, False) for each in layouts(kind, dtype)]
+    into = [(kind, True, widths[0], each) for each in layouts(kind, dtype)]
     back: list[tuple[Kind, bool, int, Layout]] = [("none", False, widths[1], each) for each in layouts("none", dtype)]
     products = [_product_variant(device, dtype, *each) for each in [*into, *back]]
     return all(map(is_trusted, products))
@@ -211,10 +210,10 @@ def _check_product(x: Tensor, weight: Tensor, ends: Tensor, tokens: Tensor | Non
     if x.ndim != 2 or weight.ndim != 3 or weight.shape[-1] != x.shape[1] or ends.shape != weight.shape[:1]:
         raise ExpertsError(f"{shapes} must be [R, K], [E, N, K] and [E].")
     if weight.dtype != x.dtype or x.stride(-1) != 1:
-        raise ExpertsError(f"weight is {weight.dtype} and rows {x.dtype}; of one type, numbers of a row side by side.")
+        raise ExpertsError(f"weight {weight.dtype} and rows {x.dtype} must be of one type, rows without gaps.")
     for name, numbers in {"ends": ends, **({} if tokens is None else {"tokens": tokens})}.items():
         if numbers.ndim != 1 or numbers.dtype != torch.int32 or not numbers.is_contiguous():
-            raise ExpertsError(f"{name} {list(numbers.shape)} {numbers.dtype} must be int32, without gaps.")
+            raise ExpertsError(f"{name} is {numbers.dtype} {list(numbers.shape)}; it must be int32, without gaps.")
 
 
 def combine(

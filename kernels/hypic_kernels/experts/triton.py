@@ -5,7 +5,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from hypic_kernels.launch import Launch, jit
+from hypic_kernels.launch import Launch, jit, jit_for_any
 
 RANKS_AT_ONCE = 256
 ORDERED_AT_ONCE = 32
@@ -47,7 +47,7 @@ def _route(
     tl.store(chosen + places, number, mask=slots < TOP_K)
 
 
-@jit
+@jit_for_any("NUM")
 def _rank(chosen: tl.tensor, ranks: tl.tensor, counts: tl.tensor, NUM: tl.tensor, BLOCK: tl.constexpr) -> None:
     """How many rows of its expert came before each; the counts are left behind."""
     here = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -92,7 +92,7 @@ def _scatter(
             tl.store(rows + place.to(tl.int64) * D + channels, found, mask=channels < D)
 
 
-@jit
+@jit_for_any("NUM")
 def _order(
     chosen: tl.tensor,
     tokens: tl.tensor,

@@ -122,10 +122,11 @@ def test_layouts_in_the_interpreter(kind: Kind, by_row: bool, rest: int) -> None
 @needs_interpreter
 @pytest.mark.parametrize("by_row", [True, False])
 def test_rows_behind_the_last_end_are_not_written(by_row: bool) -> None:
+    from hypic_kernels.experts import products
+
     counts, x, weight = [2, 0, 1], draw(9, 20), draw(3, 6, 20, seed=1)
     out = torch.full((9, 6), -7.0)
     chosen = Layout(Config(16, 16, 32, 3, 4), by_row)
-    from hypic_kernels.experts import products
 
     products.multiply(x, weight, ends_of(counts), None, "none", out, chosen).run()
     assert relative_error(out[:3], written_out(x[:3], weight, counts, "none")) < 1e-5
