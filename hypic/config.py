@@ -50,7 +50,8 @@ class EngineConfig:
     most 2^-8 a number; transitions of heads whose norm is below ``drop_below`` are left out, which moves a state by at
     most that share of the one before it. ``ttl`` are the seconds after which what is cached is forgotten: a number, or
     text by namespace such as ``"alice=3600,*=86400"``, in which ``*`` is all others.
-    ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
+    ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. By ``segment_tokens``, a
+    typical segment's length, memory is split between pages of K/V and slots of states. ``adapter`` is a PEFT LoRA
     adapter, a folder or a repository, merged into the weights when they are loaded. ``kernels`` says whether steps are
     run by kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their slow references. ``graphs`` records
     small steps on a GPU before the engine is ready. ``workers`` counts processes with a replica of the model each,
@@ -68,6 +69,7 @@ class EngineConfig:
     max_running: int = 64
     max_step_tokens: int = 8192
     page_size: int = 16
+    segment_tokens: int = 512
     store: str | None = None
     storage: str = "lossless"
     drop_below: float = 0.0
@@ -90,7 +92,15 @@ class EngineConfig:
         if not isinstance(self.drop_below, (int, float)) or not 0.0 <= self.drop_below < 1.0:
             raise ConfigError(f"drop_below is {self.drop_below!r}; it must be a number from 0 up to 1, 0 for none.")
         _one_of("kernels", self.kernels, KERNELS)
-        for name in ("max_running", "max_step_tokens", "page_size", "max_context", "threads", "workers"):
+        for name in (
+            "max_running",
+            "max_step_tokens",
+            "page_size",
+            "segment_tokens",
+            "max_context",
+            "threads",
+            "workers",
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number, 1 or more.")

@@ -123,14 +123,22 @@ def reserve(page_size: int, max_context: int, num_running: int) -> Need:
     return Need(-(-max_context // page_size) + 1, num_running + 2, 1)
 
 
-def split(kept: Kept, budget_bytes: int, page_size: int, max_context: int, num_running: int) -> Need:
-    """How many pages, states and transitions a budget holds: the reserve, and as much for entries as it allows.
+def split(
+    kept: Kept,
+    budget_bytes: int,
+    page_size: int,
+    max_context: int,
+    num_running: int,
+    segment_tokens: int = TYPICAL_SEGMENT_TOKENS,
+) -> Need:
+    """How many pages, states and transitions a budget holds: the reserve, and as much for entries of ``segment_tokens``
+    as it allows.
 
     Raises:
         ConfigError: the budget does not hold the reserve.
     """
     page_bytes, entry_slots = page_size * kept.token_bytes, kept.state_bytes + kept.transition_bytes
-    entry_bytes = entry_slots + TYPICAL_SEGMENT_TOKENS * kept.token_bytes
+    entry_bytes = entry_slots + segment_tokens * kept.token_bytes
     fewest = reserve(page_size, max_context, num_running)
     # Padded tokens write to one page and one state slot more, and one slot is all zeros.
     needed = (fewest.pages + 1) * page_bytes + (fewest.states + 1) * kept.state_bytes + entry_slots
@@ -141,9 +149,7 @@ def split(kept: Kept, budget_bytes: int, page_size: int, max_context: int, num_r
         )
     spare = budget_bytes - needed
     share = entry_slots / entry_bytes if entry_bytes else 0.0
-    entries = (
-        int(spare * share / entry_slots) if entry_slots else max(64, spare // (TYPICAL_SEGMENT_TOKENS * page_bytes))
-    )
+    entries = int(spare * share / entry_slots) if entry_slots else max(64, spare // (segment_tokens * page_bytes))
     # Without full attention pages are mere numbers, and must not keep requests apart.
     pages = int(spare * (1 - share) / page_bytes) if page_bytes else (num_running + entries) * fewest.pages
     return fewest + Need(pages, entries, entries)
@@ -165,9 +171,10 @@ class Pool:
         num_running: int,
         device: torch.device,
         form: StorageForm = StorageForm(),
+        segment_tokens: int = TYPICAL_SEGMENT_TOKENS,
     ) -> None:
         self.layout, self.page_size, self.device, self.form = layout, page_size, device, form
-        self.max_context = max_context
+        self.max_context, self.segment_tokens = max_context, segment_tokens
         self.num_pages, self.num_states, self.num_transitions = self._split(budget_bytes, max_context, num_running)
         self.capacity = Need(self.num_pages, self.num_states, self.num_transitions)
         self._pages = list(range(self.num_pages - 1, -1, -1))
@@ -178,7 +185,7 @@ class Pool:
         self.table = SlotTable(num_running, max_context, device)
 
     def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
-        need = split(self.layout, budget_bytes, self.page_size, max_context, num_running)
+        need = split(self.layout, budget_bytes, self.page_size, max_context, num_running, self.segment_tokens)
         return need.pages, need.states, need.transitions
 
     def _allocate(self) -> None:

@@ -112,7 +112,7 @@ class Runner:
     ) -> Runner:
         layout, budget = model.layout, config.memory_bytes(free_bytes(device))
         context = context_within(config, model.max_context, budget, layout.token_bytes)
-        pool = Pool(layout, budget, config.page_size, context, config.max_running, device, form)
+        pool = Pool(layout, budget, config.page_size, context, config.max_running, device, form, config.segment_tokens)
         _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
         made = cls(model, pool, identity, context, _num_bytes(model), geometry)
