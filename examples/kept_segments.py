@@ -21,7 +21,10 @@ PROFILE = (
 
 def ask(llm: LLM, namespace: str) -> None:
     """The handbook is everybody's; the profile, the question and the answer are one user's."""
-    segments = [Segment(HANDBOOK, source="handbook.md"), Segment(PROFILE, name="profile", namespace=namespace, ttl_s=3600)]
+    segments = [
+        Segment(HANDBOOK, source="handbook.md"),
+        Segment(PROFILE, name="profile", namespace=namespace, ttl_s=3600),
+    ]
     prompt = Prompt(segments, "Who founded Norvale Instruments?", namespace=namespace)
     out = llm.generate(prompt, SamplingParams(max_tokens=16))
     told = ", ".join(f"{s.source or s.name} {s.outcome} {s.tier or ''} {s.reason}".strip() for s in out.report.segments)

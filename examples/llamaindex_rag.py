@@ -39,7 +39,11 @@ class Reports(BaseCallbackHandler):
         self.last: dict[str, Any] = {}
 
     def on_event_start(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", parent_id: str = "",
+        self,
+        event_type: CBEventType,
+        payload: dict[str, Any] | None = None,
+        event_id: str = "",
+        parent_id: str = "",
         **kwargs: Any,
     ) -> str:
         return event_id
@@ -77,9 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="checkpoint folder or name; without it the bundled demonstration model")
     options = parser.parse_args(arguments)
     reports = Reports()
-    llm = HypicLLM(
-        model=options.model, temperature=0, max_tokens=48, callback_manager=CallbackManager([reports])
-    )
+    llm = HypicLLM(model=options.model, temperature=0, max_tokens=48, callback_manager=CallbackManager([reports]))
     engine = build(llm)
     for question in options.questions:
         show(question, str(engine.query(question)), reports.last)

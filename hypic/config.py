@@ -13,7 +13,9 @@ from hypic.types import Policy, _one_of
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 KERNELS = ("auto", "on", "off")
+LAUNCHERS = ("processes", "ray")
 LOAD_FORMATS = ("safetensors", "dummy")
+STORAGES = ("lossless", "bfloat16")
 
 
 @lru_cache(maxsize=64)
@@ -44,12 +46,17 @@ class EngineConfig:
     share of what is free as a float in (0, 1); half by default. ``store`` says where cached entries are kept
     (``"device://8GiB,host://32GiB,disk:///path?size=200GiB"``, any of them): ``device`` caps what unpinned entries may
     hold of the pool (by default all that requests do not use), ``host`` and ``disk`` take what falls out of it.
-    ``ttl`` are the seconds after which what is cached is forgotten: a number, or text by namespace such as
-    ``"alice=3600,*=86400"``, in which ``*`` is all others.
-    ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. ``adapter`` is a PEFT LoRA
+    ``storage`` is the form of cached states: ``lossless``, or ``bfloat16``, half the size for a relative error of at
+    most 2^-8 a number; transitions of heads whose norm is below ``drop_below`` are left out, which moves a state by at
+    most that share of the one before it. ``ttl`` are the seconds after which what is cached is forgotten: a number, or
+    text by namespace such as ``"alice=3600,*=86400"``, in which ``*`` is all others.
+    ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. By ``segment_tokens``, a
+    typical segment's length, memory is split between pages of K/V and slots of states. ``adapter`` is a PEFT LoRA
     adapter, a folder or a repository, merged into the weights when they are loaded. ``kernels`` says whether steps are
     run by kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their slow references. ``graphs`` records
-    small steps on a GPU before the engine is ready.
+    small steps on a GPU before the engine is ready. ``workers`` counts processes with a replica of the model each,
+    this one included; ``memory`` in bytes and ``threads`` are each one's own. ``launcher`` starts them on this host
+    (``"processes"``) or over the hosts of a Ray cluster (``"ray"``).
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -62,7 +69,10 @@ class EngineConfig:
     max_running: int = 64
     max_step_tokens: int = 8192
     page_size: int = 16
+    segment_tokens: int = 512
     store: str | None = None
+    storage: str = "lossless"
+    drop_below: float = 0.0
     ttl: float | str | None = None
     policy: Policy = Policy()
     seed: int = 0
@@ -71,12 +81,26 @@ class EngineConfig:
     threads: int | None = None
     kernels: str = "auto"
     graphs: bool = True
+    workers: int = 1
+    launcher: str = "processes"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("launcher", self.launcher, LAUNCHERS)
+        _one_of("storage", self.storage, STORAGES)
+        if not isinstance(self.drop_below, (int, float)) or not 0.0 <= self.drop_below < 1.0:
+            raise ConfigError(f"drop_below is {self.drop_below!r}; it must be a number from 0 up to 1, 0 for none.")
         _one_of("kernels", self.kernels, KERNELS)
-        for name in ("max_running", "max_step_tokens", "page_size", "max_context", "threads"):
+        for name in (
+            "max_running",
+            "max_step_tokens",
+            "page_size",
+            "segment_tokens",
+            "max_context",
+            "threads",
+            "workers",
+        ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number, 1 or more.")

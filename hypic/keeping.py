@@ -16,22 +16,32 @@ from hypic.engine import inspect, plan
 from hypic.engine.engine import Task
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
+from hypic.engine.router import Router
 from hypic.engine.segment import Identity
-from hypic.engine.store.texts import Wanted
+from hypic.engine.store.texts import Texts, Wanted
 from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.workers import Workers, total
 from hypic.errors import ConfigError
+from hypic.kept import CachedEntry, Forgetful, Forgotten
 from hypic.registry import Registry
 from hypic.stream import Inbox
-from hypic.types import CachedEntry, CacheReport, Forgetful, Forgotten, Policy, Segment
+from hypic.types import CacheReport, Policy, Segment
 from hypic.warming import warm, warm_pieces
 
 
 class Keeping:
     """The texts that an engine keeps; see the module's docstring. All methods may be called from any thread."""
 
-    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, identity: Identity, loop: EngineLoop) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer,
+        identity: Identity,
+        loop: EngineLoop | Router,
+        workers: Workers | None = None,
+    ) -> None:
         self.config, self.tokenizer = config, tokenizer
-        self._identity, self._loop = identity, loop
+        self._identity, self._loop, self._workers = identity, loop, workers
         self.registry = Registry()
         self._ids = itertools.count()
         self._attached: weakref.WeakSet[Forgetful] = weakref.WeakSet()
@@ -67,18 +77,18 @@ class Keeping:
             pass
 
     def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
-        """Forget the texts that match all of what is given, or everything; how much of what went.
+        """Forget the texts that match all of what is given, or all that is cached; how much of what went.
 
         Their entries go, every entry and snapshot that holds their tokens, what is still being encoded or waits to
-        be written, known texts in flat prompts, and passages of attached indexes. Requests under way are answered and
-        leave nothing behind.
+        be written, files, known texts in flat prompts, and passages of attached indexes that match. Requests under way
+        are answered and leave nothing behind.
         """
         wanted = Wanted(source, name, namespace)
         num_texts = self._forget_known(wanted)
-        found, texts = self._loop.call(partial(forgetting.forget, wanted=wanted))
+        found, texts = self._forget_cached(wanted)
         self.tokenizer.forget(texts.within if not wanted.is_all else None)
         labels = {"source": source, "name": name, "namespace": namespace}
-        num_passages = sum(index.forget(**labels) for index in self._attached)
+        num_passages = 0 if wanted.is_all else sum(index.forget(**labels) for index in self._attached)
         return replace(found, num_texts=num_texts, num_passages=num_passages)
 
     def attach(self, index: Forgetful) -> None:
@@ -98,8 +108,9 @@ class Keeping:
         return self._loop.call(partial(inspect.unpin, wanted=Wanted(source, name, namespace)))
 
     def stats(self) -> dict[str, Any]:
-        """Counters and sizes: the store's, the pool's, requests waiting and running."""
-        return self._loop.call(inspect.stats)
+        """Counters and sizes: the store's, the pool's, requests waiting and running; the other workers', if any."""
+        found = self._loop.call(inspect.stats)
+        return found if self._workers is None else {**found, "workers": self._workers.stats()}
 
     # -- steps of the above ------------------------------------------------------------------------------------------
 
@@ -111,6 +122,15 @@ class Keeping:
 
     def _planned(self, segment: Segment, policy: Policy) -> plan.PlannedSegment:
         return plan.make(warm_pieces(segment, self.tokenizer.encode_text), policy, self._identity).segments[0]
+
+    def _forget_cached(self, wanted: Wanted) -> tuple[Forgotten, Texts]:
+        """Here and on all other workers. What was found under these labels anywhere is forgotten everywhere."""
+        found, texts = self._loop.call(partial(forgetting.forget, wanted=wanted))
+        if self._workers is None:
+            return found, texts
+        elsewhere = self._workers.forget(wanted, texts)
+        again, _ = self._loop.call(partial(forgetting.forget, wanted=wanted, also=texts.needles))
+        return total(total(found, elsewhere), again), texts
 
     def _forget_known(self, wanted: Wanted) -> int:
         if not wanted.is_all:

@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import Any, overload
 
 from hypic import checkpoints
+from hypic.compare import Comparison, Question, compare
 from hypic.config import EngineConfig
-from hypic.engine import weights
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
-from hypic.engine.loop import EngineLoop
-from hypic.engine.runner import Runner
+from hypic.engine import starting, weights
+from hypic.engine.engine import Emission, Task
 from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.worker import vocabulary_of
 from hypic.errors import ConfigError, PromptError
 from hypic.keeping import Keeping
 from hypic.stream import Answer, Inbox, Stream
@@ -48,27 +48,15 @@ class LLM(Keeping):
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        import torch
-
         config = EngineConfig.of(**settings)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         folder = checkpoints.bundled() if model is None else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
-        tokenizer, runner = Tokenizer(folder), Runner.load(folder, config)
-        self.max_context, self.fingerprint = runner.max_context, runner.identity.fingerprint
-        engine = Engine(
-            runner,
-            _vocabulary(tokenizer),
-            config.max_running,
-            config.max_step_tokens,
-            config.store_bytes,
-            config.tiers,
-        )
-        engine.admission.expiry.ttl_s = config.ttl_s
-        super().__init__(config, tokenizer, runner.identity, EngineLoop(engine))
+        tokenizer = Tokenizer(folder)
+        started = starting.start(folder, config, vocabulary_of(tokenizer))
+        self.max_context, self.fingerprint = started.max_context, started.identity.fingerprint
+        super().__init__(config, tokenizer, started.identity, started.router or started.loop, started.workers)
         # A model that is dropped without being closed gives its memory back too.
-        self._finalizer = weakref.finalize(self, self._loop.close)
+        self._finalizer = weakref.finalize(self, started.close)
         self._turns = Turns(tokenizer, partial(self._loop.submit, sink=_unheard))
 
     # -- asking ------------------------------------------------------------------------------------------------------
@@ -135,12 +123,7 @@ class LLM(Keeping):
             return Completion.join(list(self.stream(prompt, sampling, **options)))
         given = {"policy": None, "tools": None, "chat_template_kwargs": None, **options}
         all_asked = [self._asked(one, sampling, **given) for one in prompt]
-        streams = [self._streamed(asked) for asked in all_asked]
-        try:
-            return [Completion.join(list(stream)) for stream in streams]
-        finally:
-            for stream in streams:
-                stream.close()
+        return _together([self._streamed(asked) for asked in all_asked])
 
     async def agenerate(self, prompt: PromptLike, sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer, for event loops."""
@@ -149,6 +132,29 @@ class LLM(Keeping):
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Completion:
         """``generate`` for a list of messages."""
         return Completion.join(list(self.stream(messages, sampling, **options)))
+
+    def compare(
+        self,
+        prompt: PromptLike,
+        max_tokens: int = 64,
+        *,
+        policy: Policy | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Comparison:
+        """The greedy answer in full, in full again in other company, and from segments; where the last differs, which
+        segment does it and what to set.
+
+        Raises:
+            ConfigError: the policy reuses no segments.
+            PromptError, PromptTooLong, StoreFull: as ``generate``.
+        """
+        task = self._asked(prompt, None, policy, tools, chat_template_kwargs).task
+        return compare(task.pieces, task.policy, max_tokens, self._compared)
+
+    def _compared(self, questions: Sequence[Question], sampling: SamplingParams) -> list[Completion]:
+        tasks = [Task(self._new_id(), pieces, sampling, policy) for pieces, policy in questions]
+        return _together([Stream(self._loop, self._submit(task), task, lambda answer: None) for task in tasks])
 
     # -- tokens ------------------------------------------------------------------------------------------------------
 
@@ -212,18 +218,17 @@ class LLM(Keeping):
         self._turns.answered(asked, answer)
 
 
-def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(
-        tokenizer.decode,
-        tokenizer.eos_ids,
-        tokenizer.byte_ids,
-        tokenizer.special_ids,
-        dict(tokenizer.generation_defaults),
-    )
-
-
 def _unheard(emission: Emission) -> None:
     """Of a task that nobody waits for."""
+
+
+def _together(streams: Sequence[Stream]) -> list[Completion]:
+    """All answers; if one fails, the others are broken off."""
+    try:
+        return [Completion.join(list(stream)) for stream in streams]
+    finally:
+        for stream in streams:
+            stream.close()
 
 
 def _is_many(prompt: Any) -> bool:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hypic.engine.engine import Emission, Task
-from hypic.engine.loop import EngineLoop
 from hypic.errors import HypicError, RequestAborted
 from hypic.types import Completion
 
 Inbox = queue.SimpleQueue[Emission]
 
 
+class Loop(Protocol):
+    """What a stream needs of whoever answers it."""
+
+    def abort(self, id: str) -> None: ...
+
+    def check_process(self) -> None: ...
+
+
 class Stream(Iterator[Completion]):
     """The pieces of one answer. Closing it, or dropping it unread or half read, frees all that the request holds."""
 
-    def __init__(self, loop: EngineLoop, inbox: Inbox, task: Task, remember: Callable[[Answer], None]) -> None:
+    def __init__(self, loop: Loop, inbox: Inbox, task: Task, remember: Callable[[Answer], None]) -> None:
         self._loop, self._inbox, self._task, self._remember = loop, inbox, task, remember
         self._answer = Answer()
 

@@ -21,12 +21,13 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic_kernels",),
     ("hypic.version",),
     ("hypic.errors",),
-    ("hypic.types",),
+    ("hypic.types", "hypic.kept"),
     ("hypic.store_spec",),
     ("hypic.config",),
     ("hypic.engine.affine",),
     ("hypic.engine.linear",),
     ("hypic.engine.segment",),
+    ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),
     ("hypic.engine.pool",),
     ("hypic.engine.plan",),
@@ -49,10 +50,11 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.detokenizer",),
     ("hypic.engine.sampler",),
     ("hypic.engine.graphs",),
+    ("hypic.engine.rehearsal",),
     ("hypic.engine.runner",),
     ("hypic.engine.speed",),
     ("hypic.engine.request",),
-    ("hypic.engine.jobs",),
+    ("hypic.engine.jobs", "hypic.engine.work"),
     ("hypic.engine.lookup",),
     ("hypic.engine.admission",),
     ("hypic.engine.scheduler",),
@@ -61,14 +63,24 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.engine",),
     ("hypic.engine.forget",),
     ("hypic.engine.inspect",),
-    ("hypic.engine.workers",),
     ("hypic.engine.loop",),
+    ("hypic.engine.payload",),
+    ("hypic.engine.peers",),
+    ("hypic.engine.calibrate",),
+    ("hypic.engine.lending",),
+    ("hypic.engine.speech",),
+    ("hypic.engine.worker",),
+    ("hypic.engine.shares",),
+    ("hypic.engine.router",),
+    ("hypic.engine.workers",),
+    ("hypic.engine.starting",),
     ("hypic.checkpoints",),
     ("hypic.registry", "hypic.tool_syntax"),
     ("hypic.tool_calls",),
     ("hypic.stream",),
+    ("hypic.compare",),
     ("hypic.turns", "hypic.warming"),
-    ("hypic.keeping",),
+    ("hypic.keeping", "hypic.saved"),
     ("hypic.llm",),
     ("hypic.shared",),
     ("hypic.trace",),
@@ -90,13 +102,14 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
     # Floors are counted from a model's modules, and a geometry, which has no tokenizer, is asked by token ids.
     "hypic_apps.bench": ("hypic", "hypic.engine"),
-    # What dropping T costs shows in states and logits, which no public name gives out.
+    # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
-        *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.scheduler", "hypic.engine.engine"),
+        *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.work", "hypic.engine.engine"),
+        *("hypic.engine.sampler", "hypic.engine.tokenizer", "hypic.engine.weights"),
     ),
 }
 
-_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.store_spec", "hypic.config")
+_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.kept", "hypic.store_spec", "hypic.config")
 _FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
 # Which rooms may import a package of other people.
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -148,8 +161,9 @@ def imports(module: str, source: str, is_package: bool = False) -> Iterator[str]
             up = module.split(".")[: None if not node.level else len(module.split(".")) - node.level + is_package]
             base = ".".join([*up, *([node.module] if node.module else [])]) if node.level else str(node.module)
             # A name taken from a package may be one of its modules; else it is the package that is used.
-            yield from (f"{base}.{a.name}" if base not in MODULES or f"{base}.{a.name}" in MODULES else base
-                        for a in node.names)
+            yield from (
+                f"{base}.{a.name}" if base not in MODULES or f"{base}.{a.name}" in MODULES else base for a in node.names
+            )
 
 
 def room_of(module: str) -> str:
@@ -165,9 +179,7 @@ def floor_of(room: str) -> int:
 
 def is_seen(target: str, allowed: Sequence[str]) -> bool:
     """Whether a room that sees only so much sees ``target``; ``hypic`` stands for all of it but the engine."""
-    return any(
-        within(target, room) and (room != "hypic" or not within(target, "hypic.engine")) for room in allowed
-    )
+    return any(within(target, room) and (room != "hypic" or not within(target, "hypic.engine")) for room in allowed)
 
 
 def faults(module: str, source: str, is_package: bool = False) -> list[str]:

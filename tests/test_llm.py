@@ -17,7 +17,8 @@ import pytest
 
 from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError, PromptError, PromptTooLong, RequestAborted, WorkerLost
-from hypic.types import Forgotten, TextEngine
+from hypic.kept import Forgotten
+from hypic.types import TextEngine
 from tests.checkpoints import add_tokenizer, minimax, qwen
 
 REUSE = Policy(min_segment_tokens=0)

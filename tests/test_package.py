@@ -88,7 +88,7 @@ def test_nothing_is_pinned(metadata: Message) -> None:
 def test_the_gpu_extra_is_fla_core_alone(metadata: Message) -> None:
     assert [line.split(";")[0].strip() for line in requirements(metadata) if "'gpu'" in line] == ["fla-core"]
     assert set(metadata.get_all("Provides-Extra") or []) == {
-        *("langchain", "llamaindex", "retriever", "apps", "bench", "gpu", "dev", "all")
+        *("langchain", "llamaindex", "retriever", "apps", "bench", "ray", "gpu", "dev", "all")
     }
 
 

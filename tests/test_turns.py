@@ -210,14 +210,17 @@ def test_no_namespace_can_tell_what_another_asked(llm: LLM) -> None:
     assert shared < cold, "the system message is in nobody's namespace"
 
 
-def test_a_prompt_of_a_namespace_shares_nothing(llm: LLM) -> None:
-    def computed(namespace: str | None) -> int:
-        prompt = Prompt([Segment(passage(1))], "Who grinds rye in this town?", namespace=namespace)
-        return report_of(llm.generate(prompt, SamplingParams(max_tokens=2, ignore_eos=True))).computed_tokens
+def test_documents_are_shared_and_a_question_is_not(llm: LLM) -> None:
+    def computed(namespace: str | None) -> tuple[int, str]:
+        prompt = Prompt([Segment(passage(1))], "Who grinds rye in this town, and who oats?", namespace=namespace)
+        report = report_of(llm.generate(prompt, SamplingParams(max_tokens=2, ignore_eos=True)))
+        return report.computed_tokens, report.segments[0].outcome
 
-    cold = computed("alice")
-    assert computed("bob") == cold > computed("alice")
-    assert computed(None) == cold > computed("bob")
+    cold, _ = computed("alice")
+    first, outcome = computed("bob")
+    again, _ = computed("bob")
+    assert outcome == "hit" and again < 20 < first < cold
+    assert computed(None) == (first, "hit") and computed("alice")[0] == again
 
 
 def test_a_text_too_short_to_be_cached_is_continued_in_its_namespace_only(llm: LLM) -> None:

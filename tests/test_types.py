@@ -10,8 +10,8 @@ import pytest
 
 import hypic
 from hypic import CacheReport, Completion, EngineConfig, HypicError, Policy, Prompt, SamplingParams, Segment, Usage
-from hypic.store_spec import parse_bytes
 from hypic.errors import CheckpointError, ConfigError, PromptError, UnsupportedModel
+from hypic.store_spec import parse_bytes
 from hypic.types import SegmentReport
 
 

@@ -26,7 +26,6 @@ from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
 from hypic.engine.store.tiered import Choice, Tiered
-from hypic.errors import PromptTooLong, StoreFull
 
 
 @dataclass
@@ -53,40 +52,6 @@ class Admission:
     def most_running(self) -> int:
         """Requests whose states leave enough slots for one encode."""
         return max(1, self.pool.capacity.states - ONE_ENCODE.states)
-
-    def check(self, request: Request) -> None:
-        """Whether a request could ever run.
-
-        Raises:
-            PromptTooLong: the prompt does not fit the context.
-            StoreFull: it needs more than the whole memory.
-        """
-        num = len(request.prompt.ids)
-        if num >= self.max_context:
-            raise PromptTooLong(
-                f"the prompt has {num} tokens and the context holds {self.max_context}; leave room for the answer: "
-                "shorten it or pass fewer segments."
-            )
-        if not self.lookup.could_run(request):
-            need = self.lookup.whole(request) if request.plan.policy.seam == 0 else self.lookup.in_pieces(request, 0)
-            capacity = self.pool.capacity
-            raise StoreFull(
-                f"the prompt needs {need.pages} pages, {need.states} state slots and {need.transitions} transition "
-                f"slots, and memory holds {capacity.pages}, {capacity.states} and {capacity.transitions}; raise "
-                "memory= or pass fewer segments."
-            )
-
-    def prefetch(self, request: Request) -> None:
-        """A request waits: what the tiers below have of its segments begins to be read."""
-        if self.tiers.tiers and request.max_tokens:
-            for key, span in request.keys(0).items():
-                if self.store.find(key) is None and not self.jobs.has(key):
-                    self.tiers.choose(key, request.plan.segments[span.number].ids)
-
-    def known(self, request: Request) -> tuple[int, int]:
-        """How far a snapshot reaches into a prompt, and how many of the entries behind it are to be encoded."""
-        found = self.lookup.find(request)
-        return found.start, sum(choice.pending is None for choice in found.choices.values())
 
     def place(self, request: Request) -> bool:
         """Take memory for a request, all that it needs or, if that is more than there can be, for a beginning."""
@@ -137,6 +102,10 @@ class Admission:
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
         self.jobs.leave(request)
+
+    def waits_for_others(self, request: Request) -> bool:
+        """Whether a segment that the request needs is being encoded by another worker."""
+        return any(job.away and request.id in job.waiters for job in self.encoding.values())
 
     def snapshot(self, request: Request, digest: bytes, length: int, state_slot: int) -> CachedSegment:
         """A snapshot of the request's first ``length`` positions; it shares their pages and owns ``state_slot``."""
@@ -208,6 +177,7 @@ class Admission:
             entry = None if planned.key is None else self.store.find(planned.key)
             if entry is not None:
                 self.expiry.label(entry, planned.segment)
+                self.tiers.renamed(entry)
         labels = request.plan.labels(found.start)
         self.expiry.label_snapshot(found.snapshot, labels, [planned.segment for planned in within], ())
 
@@ -238,12 +208,15 @@ class Admission:
             held.entries[entry.key], held.last[entry.key] = entry, span.stop
             held.slots[span.start : span.stop] = entry.kv_slots
             self.expiry.label(entry, request.plan.segments[span.number].segment)
+            self.tiers.renamed(entry)
             if held.in_pieces and request.plan.policy.deterministic:
                 break
         if not held.wanted:
             self.pool.drop_pages(held.spare)
             held.spare = []
         self.jobs.begin(encodes)
+        if self.jobs.away is not None and encodes and not request.stays:
+            self.jobs.away.offer(encodes)
 
     def _there(self, request: Request, span: Interior) -> CachedSegment | None:
         """An entry that is there or being made, pinned; pages that were kept for it are given back."""

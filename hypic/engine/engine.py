@@ -18,12 +18,13 @@ from hypic.engine.report import cache_report
 from hypic.engine.request import Request
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import SampledToken, Sampler, SamplingState
-from hypic.engine.scheduler import Scheduler, Work
+from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
 from hypic.engine.speed import measure_encode
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.opening import open_store
 from hypic.engine.watch import ReuseWatch
+from hypic.engine.work import Work
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
 from hypic.store_spec import TierSpec
 from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
@@ -49,7 +50,9 @@ class Vocabulary:
 class Task:
     """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else.
 
-    ``is_head`` asks for nothing but a snapshot behind its last token, when there is nothing else to do.
+    ``stays``: no other worker is asked for any part of it. ``generated`` is what another worker has answered already:
+    the answer goes on behind it. ``is_head`` asks for nothing but a snapshot behind its last token, when
+    there is nothing else to do.
     """
 
     id: str
@@ -58,8 +61,10 @@ class Task:
     policy: Policy = Policy()
     tokenize_s: float = 0.0
     warm: bool = False
+    stays: bool = False
     is_head: bool = False
     notes: tuple[str, ...] = ()
+    generated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,12 +106,15 @@ class Engine:
         if tiers:
             self.tiers.costs.encode.see(*measure_encode(runner, max_step_tokens))
         self.admission = Admission(runner.pool, self.store, self.tiers, runner.max_context)
+        for stored in (stored for tier in self.tiers.tiers for stored in tier.entries()):
+            self.admission.expiry.note(stored.key, stored.expires_s)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler = Sampler()
         self.watch = ReuseWatch()
         self.kept: dict[bytes, CachedSegment] = {}
         self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
         self._answers: dict[str, _Answer] = {}
+        self.is_stalled = False
 
     @property
     def has_work(self) -> bool:
@@ -127,7 +135,7 @@ class Engine:
         planned = plan.make(task.pieces, task.policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
-        self.scheduler.add(request)
+        request.stays = task.stays
         sampling = SamplingState(task.sampling, planned.ids, defaults=self.vocabulary.defaults)
         text = Detokenizer(
             self.vocabulary.decode,
@@ -135,6 +143,9 @@ class Engine:
             byte_ids=self.vocabulary.byte_ids,
             skipped_ids=self.vocabulary.special_ids,
         )
+        if task.generated:
+            _resume(request, sampling, text, task.generated)
+        self.scheduler.add(request)
         self._answers[task.id] = _Answer(task, request, sampling, text, time.perf_counter())
 
     def abort(self, id: str) -> None:
@@ -144,14 +155,16 @@ class Engine:
             self.scheduler.remove(answer.request)
 
     def step(self) -> list[Emission]:
-        """One forward for all that can run."""
+        """One forward for all that can run. ``is_stalled`` says that nothing can before other workers have answered."""
         self.expire()
         if self.heads and not self.scheduler.has_work:
             self._begin_head(self.heads.popleft())
         work = self.scheduler.schedule()
         done = self._failures() + self._warmed()
+        is_loading = self.scheduler.is_loading
+        self.is_stalled = work is None and not done and not is_loading and self.scheduler.is_waiting_for_others
         if work is None:
-            if not done and self.scheduler.is_loading:
+            if not done and is_loading:
                 self.tiers.wait(LOADING_S)
             return done
         began = time.perf_counter()
@@ -161,7 +174,11 @@ class Engine:
             return done + self._out_of_memory(work)
         settled = self.settle(work, result)
         if work.encodes:
-            self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), seconds)
+            away = self.admission.jobs.away
+            if away is not None and not work.requests:
+                away.ran([run.chain.num_tokens for run in work.encodes], seconds)
         return done + settled
 
     def tend(self) -> bool:
@@ -190,7 +207,7 @@ class Engine:
         """Compute a head, if it is to be had for a little more than what is new in it."""
         planned = plan.make(task.pieces, task.policy, self.runner.identity)
         request = Request(task.id, planned, max_tokens=1)
-        start, num_missing = self.admission.known(request)
+        start, num_missing = self.admission.lookup.known(request)
         num_rows, num_new = request.rows_from(start), len(task.pieces[-1].ids)
         is_there = planned.digest_after(()) in self.store or num_rows <= 1
         if not is_there and not num_missing and num_rows <= num_new + MAX_HEAD_TOKENS:
@@ -201,6 +218,7 @@ class Engine:
         """Forget what has lived its time; seconds until the next entry has, or ``None``."""
         now_s, expiry = time.time(), self.admission.expiry
         for key in expiry.due(now_s):
+            self.tiers.expire(key)
             entry = self.store.find(key)
             if entry is not None and entry.expires_s is not None and entry.expires_s <= now_s:
                 if self.kept.pop(key, None) is not None:
@@ -295,6 +313,17 @@ class Engine:
         hurt = self.scheduler.abandon(work)
         error = WorkerLost("the device ran out of memory in a step; lower memory= to leave room for activations.")
         return [self._fail(request.id, error) for request in hurt if request.num_failures > 3]
+
+
+def _resume(request: Request, sampling: SamplingState, text: Detokenizer, generated: Sequence[int]) -> None:
+    """As if these tokens had been generated here: the answer goes on behind them."""
+    for token_id in generated:
+        if not sampling.is_greedy:
+            sampling.uniform()
+        sampling.append(token_id)
+        text.push(token_id)
+    request.generated = list(generated)
+    request.plan = request.prompt if request.prompt.policy.deterministic else request.prompt.continued(generated)
 
 
 def _not_finite() -> NonFiniteOutput:

@@ -8,25 +8,23 @@ flat prompts (``registry``) and passages of an index (``LLM.attach``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from hypic.engine.engine import Engine
 from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment, label_of
+from hypic.engine.store import erasing
 from hypic.engine.store.texts import Texts, Wanted
-from hypic.types import Forgotten
+from hypic.kept import Forgotten
 
 
-def forget(engine: Engine, wanted: Wanted) -> tuple[Forgotten, Texts]:
-    """Drops what is meant; how much of what, and the texts that went."""
-    texts, found = Texts(wanted), list(engine.store)
-    for entry in (*found, *_under_way(engine)):
-        if not entry.is_snapshot and wanted.fits(entry.labels):
-            texts.add(entry.ids)
-    for planned in (planned for request in _requests(engine) for planned in request.prompt.segments):
-        if wanted.fits({label_of(planned.segment)}):
-            texts.add(planned.ids)
-    doomed = [entry for entry in found if texts.doom(entry.ids, entry.labels)]
+def forget(engine: Engine, wanted: Wanted, also: Iterable[bytes] = ()) -> tuple[Forgotten, Texts]:
+    """Drops what is meant, and texts (as ``Texts.needles``) that are meant elsewhere; how much of what, and all that
+    went."""
+    texts = _gathered(engine, wanted)
+    texts.needles |= set(also)
+    doomed = [entry for entry in engine.store if texts.doom(entry.ids, entry.labels)]
     for entry in doomed:
         if engine.kept.pop(entry.key, None) is not None:
             engine.store.unpin(entry)
@@ -38,8 +36,52 @@ def forget(engine: Engine, wanted: Wanted) -> tuple[Forgotten, Texts]:
         request.is_forgotten |= texts.doom(prompt.ids, prompt.labels(len(prompt.ids)))
     engine.heads.clear()
     engine.admission.history.forget(wanted.fits)
-    num_snapshots = sum(entry.is_snapshot for entry in doomed)
-    return Forgotten(len(doomed) - num_snapshots, num_snapshots), texts
+    below, num_queued, num_files = _forget_below(engine, texts)
+    keys = {entry.key for entry in doomed if not entry.is_snapshot} | below
+    return Forgotten(len(keys), sum(entry.is_snapshot for entry in doomed), num_files, num_queued), texts
+
+
+def _gathered(engine: Engine, wanted: Wanted) -> Texts:
+    """The tokens of all texts that are meant, wherever one stands under its label."""
+    texts = Texts(wanted)
+    for entry in (*engine.store, *_under_way(engine)):
+        if not entry.is_snapshot and wanted.fits(entry.labels):
+            texts.add(entry.ids)
+    for planned in (planned for request in _requests(engine) for planned in request.prompt.segments):
+        if wanted.fits({label_of(planned.segment)}):
+            texts.add(planned.ids)
+    for image in engine.tiers.in_memory():
+        if wanted.fits(image.labels):
+            texts.add(image.ids)
+    for tier in engine.tiers.on_disk():
+        erasing.gather(tier.folder, texts)
+    return texts
+
+
+def _forget_below(engine: Engine, texts: Texts) -> tuple[set[bytes], int, int]:
+    """In the tiers below the device: keys that went, writes that were waiting, and files."""
+    tiers, keys, num_queued, num_files = engine.tiers, set[bytes](), 0, 0
+    for image in tiers.in_memory():
+        if texts.doom(image.ids, image.labels):
+            num_queued += tiers.is_queued(image.key)
+            tiers.remove(image.key)
+            keys.add(image.key)
+    for tier in tiers.on_disk():
+        gone = erasing.erase(tier.folder, texts)
+        num_files += len(gone)
+        keys.update(gone)
+        for key in gone:
+            tiers.remove(key)
+        if not texts.wanted.is_all:
+            num_files += sum(_forget_of_others(Path(folder), texts.wanted) for folder in tier.foreign_folders())
+    return keys, num_queued, num_files
+
+
+def _forget_of_others(folder: Path, wanted: Wanted) -> int:
+    """Files of another model, whose token ids are others."""
+    texts = Texts(wanted)
+    erasing.gather(folder, texts)
+    return len(erasing.erase(folder, texts))
 
 
 def _under_way(engine: Engine) -> Iterator[CachedSegment]:

@@ -29,7 +29,7 @@ WARM_TOKENS = (32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
 WARM_CHAINS = (1, 8)
 DECODE_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNK = 16
-SPARE_WRITES = 8
+SPARE_WRITES = 2
 TYPICAL_SEAM = 8
 
 
@@ -49,9 +49,12 @@ def decode_bucket(num_tokens: int) -> Bucket:
 
 
 def warm_bucket(num_tokens: int, num_chains: int) -> Bucket:
-    """Rows of a seam's length and longer ones, and as many interiors."""
+    """Rows of a seam's length and longer ones, and as many interiors.
+
+    Rows of at least ``TYPICAL_SEAM`` tokens, half a chunk, fill half of their chunks or more, but for each row's last.
+    """
     num_rows = num_tokens // TYPICAL_SEAM + 2 * num_chains
-    chunks = num_tokens // CHUNK + num_rows
+    chunks = num_tokens // TYPICAL_SEAM + num_chains + SPARE_WRITES
     return Bucket(
         tokens=num_tokens,
         chunks=chunks,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from hypic.engine.engine import Engine
-from hypic.engine.segment import CachedSegment
+from hypic.engine.segment import CachedSegment, Label
 from hypic.engine.store.texts import Wanted
-from hypic.types import CachedEntry
+from hypic.engine.store.tier import Stored
+from hypic.kept import CachedEntry
 
 
 def entries(engine: Engine) -> list[CachedEntry]:
-    """What the store holds."""
-    return [_listed(engine, entry) for entry in engine.store]
+    """What the store holds, an entry in every tier that has it."""
+    below = [_below(tier.name, stored) for tier in engine.tiers.tiers for stored in tier.entries()]
+    return [*(_listed(engine, entry) for entry in engine.store), *below]
 
 
 def pin(engine: Engine, *, wanted: Wanted) -> int:
@@ -35,24 +38,45 @@ def unpin(engine: Engine, *, wanted: Wanted) -> int:
 
 def flush(engine: Engine) -> bool:
     """Write some of what is not written yet; whether there may be more."""
-    return False
+    return engine.tend() or not engine.tiers.writer.drain(0.05)
 
 
 def _listed(engine: Engine, entry: CachedSegment) -> CachedEntry:
-    pairs = sorted({(label.name, label.source) for label in entry.labels}, key=lambda pair: [x or "" for x in pair])
-    spaces = {label.namespace for label in entry.labels}
     return CachedEntry(
         key=entry.key.hex(),
         kind="snapshot" if entry.is_snapshot else "segment",
         tier="device",
         num_tokens=len(entry.ids),
         num_bytes=entry.num_bytes,
-        labels=tuple(pair for pair in pairs if pair != (None, None)),
-        namespaces=tuple(sorted(space for space in spaces if space is not None)),
+        labels=_pairs(entry.labels),
+        namespaces=_spaces(entry.labels),
         num_hits=entry.num_hits,
         is_pinned=entry.key in engine.kept,
         expires_s=entry.expires_s,
     )
+
+
+def _below(tier: str, stored: Stored) -> CachedEntry:
+    return CachedEntry(
+        key=stored.key.hex(),
+        kind="snapshot" if stored.is_snapshot else "segment",
+        tier=tier,
+        num_tokens=stored.num_tokens,
+        num_bytes=stored.num_bytes,
+        labels=_pairs(stored.labels),
+        namespaces=_spaces(stored.labels),
+        num_hits=stored.hits,
+        expires_s=stored.expires_s,
+    )
+
+
+def _pairs(labels: Iterable[Label]) -> tuple[tuple[str | None, str | None], ...]:
+    pairs = {(label.name, label.source) for label in labels} - {(None, None)}
+    return tuple(sorted(pairs, key=lambda pair: [text or "" for text in pair]))
+
+
+def _spaces(labels: Iterable[Label]) -> tuple[str, ...]:
+    return tuple(sorted({label.namespace for label in labels if label.namespace is not None}))
 
 
 def stats(engine: Engine) -> dict[str, Any]:
@@ -62,6 +86,7 @@ def stats(engine: Engine) -> dict[str, Any]:
     return {
         "entry": {"map_bytes": layout.state_bytes + layout.transition_bytes, "token_bytes": layout.token_bytes},
         "store": asdict(engine.store.stats),
+        "tiers": {name: asdict(held) for name, held in engine.tiers.stats.items()},
         "pool": {"num_bytes": pool.num_bytes, "capacity": asdict(pool.capacity), "free": asdict(pool.free)},
         "requests": {"waiting": len(scheduler.waiting) + len(engine.heads), "running": len(scheduler.running)},
         "weight_bytes": engine.runner.weight_bytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,8 +20,22 @@ from hypic.engine.segment import CachedSegment, Label
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
+from hypic.engine.store.image import EntryImage, install
 from hypic.engine.store.threads import Pending
 from hypic.engine.store.tiered import Tiered
+
+
+class Away(Protocol):
+    """Other workers that may encode segments for this one."""
+
+    def offer(self, jobs: Sequence[Encode]) -> None:
+        """Encodes that were begun for a request: ``away`` is set for those that others do."""
+
+    def withdraw(self, job: Encode) -> None:
+        """Nobody needs an encode any more that is done elsewhere."""
+
+    def ran(self, num_tokens: Sequence[int], seconds: float) -> None:
+        """A step here encoded so many tokens of each of several segments."""
 
 
 @dataclass
@@ -34,6 +49,7 @@ class Jobs:
     expiry: Expiry
     encoding: dict[bytes, Encode] = field(default_factory=dict)
     loading: dict[bytes, Load] = field(default_factory=dict)
+    away: Away | None = None
 
     def find(self, key: bytes) -> Encode | Load | None:
         return self.encoding.get(key) or self.loading.get(key)
@@ -117,6 +133,7 @@ class Jobs:
             del self.loading[key]
             self.expiry.watch(job.entry)
             self.store.put(job.entry, is_new=False)
+            self.tiers.renamed(job.entry)
         return list(stranded.values())
 
     def stored(self, job: Encode) -> None:
@@ -128,6 +145,12 @@ class Jobs:
         if not job.entry.is_forgotten:
             entry = job.entry
             self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
+
+    def came(self, job: Encode, image: EntryImage) -> None:
+        """A segment's entry came from another worker; the image was checked."""
+        install(self.pool, image, job.entry)
+        job.done, job.away = len(job.entry.ids), 0
+        self.stored(job)
 
     def broken(self, job: Encode) -> None:
         """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""
@@ -158,6 +181,8 @@ class Jobs:
 
     def _drop(self, job: Encode) -> None:
         """An encode that nobody waits for any more, or that failed."""
+        if job.away and self.away is not None:
+            self.away.withdraw(job)
         job.entry.pins = 0
         self._end(job)
         self.store.release(job.entry)

@@ -13,6 +13,7 @@ from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import is_over
 from hypic.engine.store.history import History
 from hypic.engine.store.tiered import Choice, Tiered
+from hypic.errors import PromptTooLong, StoreFull
 
 ONE_ENCODE = Need(states=2, transitions=1)
 
@@ -47,6 +48,40 @@ class Lookup:
     jobs: Jobs
     history: History
 
+    def check(self, request: Request, max_context: int) -> None:
+        """Whether a request could ever run.
+
+        Raises:
+            PromptTooLong: the prompt does not fit the context.
+            StoreFull: it needs more than the whole memory.
+        """
+        num = len(request.prompt.ids)
+        if num >= max_context:
+            raise PromptTooLong(
+                f"the prompt has {num} tokens and the context holds {max_context}; leave room for the answer: "
+                "shorten it or pass fewer segments."
+            )
+        if not self.could_run(request):
+            need = self.whole(request) if request.plan.policy.seam == 0 else self.in_pieces(request, 0)
+            capacity = self.pool.capacity
+            raise StoreFull(
+                f"the prompt needs {need.pages} pages, {need.states} state slots and {need.transitions} transition "
+                f"slots, and memory holds {capacity.pages}, {capacity.states} and {capacity.transitions}; raise "
+                "memory= or pass fewer segments."
+            )
+
+    def prefetch(self, request: Request) -> None:
+        """A request waits: what the tiers below have of its segments begins to be read."""
+        if self.tiers.tiers and request.max_tokens:
+            for key, span in request.keys(0).items():
+                if self.store.find(key) is None and not self.jobs.has(key):
+                    self.tiers.choose(key, request.plan.segments[span.number].ids)
+
+    def known(self, request: Request) -> tuple[int, int]:
+        """How far a snapshot reaches into a prompt, and how many of the entries behind it are to be encoded."""
+        found = self.find(request)
+        return found.start, sum(choice.pending is None for choice in found.choices.values())
+
     def find(self, request: Request) -> Found:
         """The longest head that is kept, then the interiors behind it."""
         snapshot = next((entry for mark in reversed(request.plan.marks) if (entry := self._at(request, mark))), None)
@@ -74,9 +109,10 @@ class Lookup:
     def _bases(self, request: Request, missing: dict[bytes, Interior]) -> dict[bytes, CachedSegment]:
         """Entries that missing ones continue: what was encoded last under the same name, if the text only grew.
 
-        A deterministic request starts from nothing, so that its bits do not depend on what is cached.
+        A deterministic request starts from nothing, so that its bits do not depend on what is cached, and so do
+        entries that are not kept lossless: what they hold must not depend on how often they were rounded.
         """
-        if request.plan.policy.deterministic:
+        if request.plan.policy.deterministic or not self.pool.form.is_lossless:
             return {}
         bases = {key: self._base(request, span) for key, span in missing.items()}
         return {key: base for key, base in bases.items() if base is not None}

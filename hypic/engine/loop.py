@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -81,6 +82,11 @@ class EngineLoop:
             raise result
         return result  # type: ignore[return-value]
 
+    def post(self, run: Callable[[Engine], object]) -> None:
+        """Run something on the engine between two steps, and wait for nothing; nowhere if the engine is closed."""
+        with suppress(HypicError):
+            self._send(_Call(run, queue.SimpleQueue()))
+
     def close(self) -> None:
         """Abort everything and end the thread; more calls do nothing."""
         with self._lock:
@@ -123,7 +129,7 @@ class EngineLoop:
 
     def _receive(self) -> bool:
         """Take in what has come, waiting if there is nothing to do; false when closed."""
-        message = self._next(wait=self._is_idle())
+        message = self._next(wait=self._is_idle() or self.engine.is_stalled)
         while message is not False or not self.engine.has_work:
             if message is None:
                 return False

@@ -64,9 +64,8 @@ def split_turns(prompt: PromptLike) -> list[Turn]:
         return split_turns(Prompt(tail=prompt))
     if isinstance(prompt, Prompt):
         system, user = _halves(prompt)
-        space = prompt.namespace
-        turns = [Turn({"role": "system"}, split_parts(system, prompt.glue, at_head=True), space)] if system else []
-        return [*turns, Turn({"role": "user"}, split_parts(user, prompt.glue), space)]
+        turns = [Turn({"role": "system"}, split_parts(system, prompt.glue, at_head=True))] if system else []
+        return [*turns, Turn({"role": "user"}, split_parts(user, prompt.glue))]
     return _read_all(prompt)
 
 
@@ -109,12 +108,9 @@ def _is_segment(block: Segment, at_head: bool) -> bool:
 
 
 def _halves(prompt: Prompt) -> tuple[list[Segment], list[Segment]]:
-    segments, space = prompt.segments, prompt.namespace
-    if space is not None:
-        segments = [s if s.namespace is not None else replace(s, namespace=space) for s in segments]
-    system = [s for s in segments if s.kind == "system"]
-    user = [s for s in segments if s.kind != "system"]
-    return system, [*user, Segment(prompt.tail, "turn", namespace=space, cache=False)]
+    system = [s for s in prompt.segments if s.kind == "system"]
+    user = [s for s in prompt.segments if s.kind != "system"]
+    return system, [*user, Segment(prompt.tail, "turn", namespace=prompt.namespace, cache=False)]
 
 
 def _read_all(messages: Sequence[Message]) -> list[Turn]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from hypic.engine.affine import Affine, identity
 from hypic.engine.segment import Slots
 from hypic.engine.slot_table import SlotTable
+from hypic.engine.storage import StorageForm
 from hypic.errors import ConfigError
 
 TransitionKind = Literal["head", "diagonal", "dense"]
@@ -122,14 +123,22 @@ def reserve(page_size: int, max_context: int, num_running: int) -> Need:
     return Need(-(-max_context // page_size) + 1, num_running + 2, 1)
 
 
-def split(kept: Kept, budget_bytes: int, page_size: int, max_context: int, num_running: int) -> Need:
-    """How many pages, states and transitions a budget holds: the reserve, and as much for entries as it allows.
+def split(
+    kept: Kept,
+    budget_bytes: int,
+    page_size: int,
+    max_context: int,
+    num_running: int,
+    segment_tokens: int = TYPICAL_SEGMENT_TOKENS,
+) -> Need:
+    """How many pages, states and transitions a budget holds: the reserve, and as much for entries of ``segment_tokens``
+    as it allows.
 
     Raises:
         ConfigError: the budget does not hold the reserve.
     """
     page_bytes, entry_slots = page_size * kept.token_bytes, kept.state_bytes + kept.transition_bytes
-    entry_bytes = entry_slots + TYPICAL_SEGMENT_TOKENS * kept.token_bytes
+    entry_bytes = entry_slots + segment_tokens * kept.token_bytes
     fewest = reserve(page_size, max_context, num_running)
     # Padded tokens write to one page and one state slot more, and one slot is all zeros.
     needed = (fewest.pages + 1) * page_bytes + (fewest.states + 1) * kept.state_bytes + entry_slots
@@ -140,9 +149,7 @@ def split(kept: Kept, budget_bytes: int, page_size: int, max_context: int, num_r
         )
     spare = budget_bytes - needed
     share = entry_slots / entry_bytes if entry_bytes else 0.0
-    entries = (
-        int(spare * share / entry_slots) if entry_slots else max(64, spare // (TYPICAL_SEGMENT_TOKENS * page_bytes))
-    )
+    entries = int(spare * share / entry_slots) if entry_slots else max(64, spare // (segment_tokens * page_bytes))
     # Without full attention pages are mere numbers, and must not keep requests apart.
     pages = int(spare * (1 - share) / page_bytes) if page_bytes else (num_running + entries) * fewest.pages
     return fewest + Need(pages, entries, entries)
@@ -163,9 +170,11 @@ class Pool:
         max_context: int,
         num_running: int,
         device: torch.device,
+        form: StorageForm = StorageForm(),
+        segment_tokens: int = TYPICAL_SEGMENT_TOKENS,
     ) -> None:
-        self.layout, self.page_size, self.device = layout, page_size, device
-        self.max_context = max_context
+        self.layout, self.page_size, self.device, self.form = layout, page_size, device, form
+        self.max_context, self.segment_tokens = max_context, segment_tokens
         self.num_pages, self.num_states, self.num_transitions = self._split(budget_bytes, max_context, num_running)
         self.capacity = Need(self.num_pages, self.num_states, self.num_transitions)
         self._pages = list(range(self.num_pages - 1, -1, -1))
@@ -176,7 +185,7 @@ class Pool:
         self.table = SlotTable(num_running, max_context, device)
 
     def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
-        need = split(self.layout, budget_bytes, self.page_size, max_context, num_running)
+        need = split(self.layout, budget_bytes, self.page_size, max_context, num_running, self.segment_tokens)
         return need.pages, need.states, need.transitions
 
     def _allocate(self) -> None:
@@ -189,6 +198,7 @@ class Pool:
         self.tails = [self._empty((slots, *s.tail_shape), layout.dtype) for s in layout.linear]
         shapes = [(self.num_transitions, *s.transition_shape) for s in layout.linear]
         self.transitions = [self._empty(shape, layout.state_dtype) for shape in shapes]
+        self._is_final = torch.zeros(self.num_transitions, dtype=torch.bool, device=self.device)
         for tensor in (*self.states, *self.tails):
             tensor[0].zero_()
 
@@ -294,9 +304,20 @@ class Pool:
         return Affine(self.transitions[layer][transitions], self.states[layer][states])
 
     def write_map(self, layer: int, states: Tensor, transitions: Tensor, maps: Affine) -> None:
-        """Rounds maps to their storage form, which is how they are used from now on."""
+        """Maps of entries; those that are ``finished`` by it take their storage form, in which they are used."""
+        if not self.form.is_lossless:
+            final, formed = self._is_final[transitions], self.form.applied(maps)
+            maps = Affine(
+                torch.where(_beside(final, maps.transition), formed.transition, maps.transition),
+                torch.where(_beside(final, maps.end_state), formed.end_state, maps.end_state),
+            )
         self.states[layer].index_copy_(0, states, maps.end_state.to(self.layout.state_dtype))
         self.transitions[layer].index_copy_(0, transitions, maps.transition.to(self.layout.state_dtype))
+
+    def finish(self, transitions: Sequence[int]) -> None:
+        """What is written into these entries next is the last of them."""
+        if transitions and not self.form.is_lossless:
+            self._is_final[torch.tensor(transitions, device=self.device)] = True
 
     def copy_map(self, source: tuple[int, int], target: tuple[int, int]) -> None:
         """An entry's map and tail into another's slots; both are given as state and transition slot."""
@@ -312,3 +333,9 @@ class Pool:
             self.tails[layer].index_fill_(0, states, 0.0)
             like = self.transitions[layer].new_empty((len(transitions), *shape.transition_shape))
             self.transitions[layer].index_copy_(0, transitions, identity(like))
+        self._is_final.index_fill_(0, transitions, False)
+
+
+def _beside(flags: Tensor, numbers: Tensor) -> Tensor:
+    """``flags [n]`` in the shape that goes with ``numbers [n, ...]``."""
+    return flags.view(-1, *[1] * (numbers.ndim - 1))

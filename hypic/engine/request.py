@@ -52,8 +52,8 @@ class Request:
 
     ``plan`` is the prompt's, or, for a request that started again, of the prompt and what it had generated.
     ``continued`` are tokens of new entries, by key, that were taken from older ones; ``tiers`` are those that entries
-    were loaded from. Nothing is kept of a request whose text was
-    forgotten while it ran.
+    were loaded from. ``stays``: what it needs is encoded here, since another worker asked for it. Nothing is kept of a
+    request whose text was forgotten while it ran.
     """
 
     id: str
@@ -71,6 +71,7 @@ class Request:
     tiers: dict[bytes, str] = field(default_factory=dict)
     restarts: int = 0
     num_failures: int = 0
+    stays: bool = False
     placed_s: float | None = None
     is_forgotten: bool = False
 
@@ -236,6 +237,7 @@ class Encode:
     ``slots`` are the token slots of the whole segment: the seam's are given back at the end, the interior's become the
     entry's. ``waiters`` are the requests that need it. ``base`` is an entry of a text that this one begins with: its
     interior is a link of the chain, and the new entry starts as its copy, so only the seam and what is new is run.
+    ``away`` names the request for it to another worker, which is awaited instead of running anything; 0: none is.
     """
 
     entry: CachedSegment
@@ -247,6 +249,7 @@ class Encode:
     is_alone: bool = False
     waiters: dict[str, Request] = field(default_factory=dict)
     done: int = 0
+    away: int = 0
 
     @property
     def num_left(self) -> int:

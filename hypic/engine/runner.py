@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,9 @@ from hypic.engine.kernel_batch import Geometry, pack
 from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
+from hypic.engine.rehearsal import rehearse
 from hypic.engine.segment import Identity
+from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger("hypic")
@@ -100,17 +102,24 @@ class Runner:
         merged = ""
         if config.adapter is not None:
             merged = adapter.merge(model, as_model(model), weights.locate(config.adapter))
-        return cls._with_pool(as_model(model), Identity(fingerprint, str(dtype), adapter=merged), config, device)
+        form = StorageForm.of(config.storage, float(config.drop_below))
+        identity = Identity(fingerprint, str(dtype), form.name, merged)
+        return cls._with_pool(as_model(model), identity, form, config, device)
 
     @classmethod
-    def _with_pool(cls, model: Model, identity: Identity, config: EngineConfig, device: torch.device) -> Runner:
+    def _with_pool(
+        cls, model: Model, identity: Identity, form: StorageForm, config: EngineConfig, device: torch.device
+    ) -> Runner:
         layout, budget = model.layout, config.memory_bytes(free_bytes(device))
         context = context_within(config, model.max_context, budget, layout.token_bytes)
-        pool = Pool(layout, budget, config.page_size, context, config.max_running, device)
+        pool = Pool(layout, budget, config.page_size, context, config.max_running, device, form, config.segment_tokens)
         _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
-        graphs = _graphs(model, pool, geometry, config) if geometry is not None else None
-        return cls(model, pool, identity, context, _num_bytes(model), geometry, graphs)
+        made = cls(model, pool, identity, context, _num_bytes(model), geometry)
+        if geometry is None or device.type != "cuda":
+            return made
+        rehearse(made.run, pool)
+        return replace(made, graphs=_graphs(model, pool, geometry, config))
 
 
 def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device) -> Geometry | None:
@@ -125,10 +134,14 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
 
 @torch.inference_mode()
 def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) -> Graphs | None:
-    if pool.device.type != "cuda" or not config.graphs or not model.is_recordable:
+    if not config.graphs or not model.is_recordable:
         return None
     graphs = Graphs(model, pool, geometry)
-    graphs.record(config.max_running, config.max_step_tokens)
+    try:
+        graphs.record(config.max_running, config.max_step_tokens)
+    except RuntimeError as fault:  # of torch: something in the step asks the host after all
+        logger.warning("steps are launched one kernel at a time, since they could not be recorded: %s", fault)
+        return None
     return graphs
 
 

@@ -8,64 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
 from hypic.engine.admission import Admission
-from hypic.engine.batch import Chain
 from hypic.engine.plan import Mark
 from hypic.engine.pool import Need
 from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.work import EncodeRun, RequestRun, SnapshotTaken, Work
 from hypic.errors import HypicError, StoreFull
 
 MIN_SNAPSHOT_TOKENS = 32
 MIN_PREFILL_TOKENS = 64
 PREFETCHED = 4
-
-
-@dataclass(frozen=True)
-class EncodeRun:
-    """A segment's share of a step; ``reached`` tokens of it are done afterwards."""
-
-    job: Encode
-    chain: Chain
-    reached: int
-
-
-@dataclass(frozen=True)
-class RequestRun:
-    """A request's share of a step; position ``reached`` is done afterwards."""
-
-    request: Request
-    chain: Chain
-    reached: int
-
-
-@dataclass(frozen=True)
-class SnapshotTaken:
-    """A snapshot that becomes valid once the step has run."""
-
-    request: Request
-    mark: Mark
-    state_slot: int
-
-
-@dataclass
-class Work:
-    """One step. Encodes are packed first: what they write, later chains of the same step read."""
-
-    encodes: list[EncodeRun] = field(default_factory=list)
-    requests: list[RequestRun] = field(default_factory=list)
-    snapshots: list[SnapshotTaken] = field(default_factory=list)
-
-    @property
-    def chains(self) -> list[Chain]:
-        return [run.chain for run in self.encodes] + [run.chain for run in self.requests]
-
-    def has(self, request: Request) -> bool:
-        return any(run.request is request for run in self.requests)
 
 
 class Scheduler:
@@ -83,13 +39,18 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.failures)
 
+    @property
+    def is_waiting_for_others(self) -> bool:
+        """Whether segments are being encoded by other workers."""
+        return any(job.away for job in self.admission.encoding.values())
+
     def add(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             PromptTooLong, StoreFull: it could never run; nothing was stored.
         """
-        self.admission.check(request)
+        self.admission.lookup.check(request, self.admission.max_context)
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
@@ -139,7 +100,7 @@ class Scheduler:
     def _unblock(self) -> None:
         """Nothing can run and nothing is on its way: requests hold what others need, so the youngest starts again."""
         blocked = [request for request in self.running.values() if request.max_tokens]
-        if not blocked or self.is_loading:
+        if not blocked or self.is_loading or self.is_waiting_for_others:
             return
         if len(self.running) > 1:
             self.preempt(blocked[-1])
@@ -148,7 +109,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         for request in islice(self.waiting, PREFETCHED):
-            self.admission.prefetch(request)
+            self.admission.lookup.prefetch(request)
         while self.waiting and len(self.running) < min(self.max_running, self.admission.most_running):
             request = self.waiting[0]
             if self.admission.place(request):
@@ -164,7 +125,7 @@ class Scheduler:
             if request.is_decoding and request.id in self.running:
                 self._decode(work, request)
         budget = max(MIN_PREFILL_TOKENS, self.max_step_tokens - len(work.requests))
-        jobs = [job for job in self.admission.encoding.values() if not job.is_alone]
+        jobs = [job for job in self.admission.encoding.values() if not job.is_alone and not job.away]
         budget = self._encode(work, budget, jobs)
         for request in together:
             if budget > 0 and not request.is_decoding and request.id in self.running:
@@ -194,11 +155,17 @@ class Scheduler:
             chain, reached = job.chain(budget)
             budget -= chain.num_tokens
             work.encodes.append(EncodeRun(job, chain, reached))
+        finished = [run.job.entry for run in work.encodes if run.reached == len(run.job.entry.ids)]
+        self.pool.finish([entry.transition_slot for entry in finished if entry.transition_slot is not None])
         return budget
 
     def _prefill(self, work: Work, request: Request, budget: int) -> int:
-        """Tokens of the request's rows that this step runs; none if it only wants its segments encoded."""
-        if request.max_tokens == 0:
+        """Tokens of the request's rows that this step runs; none if it only wants its segments encoded.
+
+        Behind its leading row a request waits for all that other workers encode for it, and then runs in one piece:
+        every piece reads all weights again.
+        """
+        if request.max_tokens == 0 or (request.done > 0 and self.admission.waits_for_others(request)):
             return 0
         finishing = {run.job.entry.key for run in work.encodes if run.reached == len(run.job.entry.ids)}
 

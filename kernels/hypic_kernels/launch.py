@@ -39,6 +39,12 @@ def jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
+def jit_for_any(*sizes: str) -> Callable[[Callable[..., Any]], Any]:
+    """The same, where one compiled kernel serves any value of ``sizes``: numbers that differ from step to step, and for
+    which Triton would else compile anew when they are 1 or become multiples of 16."""
+    return lambda function: triton.jit(function, do_not_specialize=list(sizes))
+
+
 @dataclass(frozen=True)
 class Launch:
     """``kernel[grid](*arguments, **constants)``, with ``num_warps`` among the options of the compiler."""

@@ -20,7 +20,7 @@ from hypic_apps.cli.main import build, main
 from hypic_apps.cli.options import HELP, engine_settings
 from tests.apps.cli_files import SMALL, checkpoint, documents
 
-COMMANDS = ("demo", "ask", "chat", "models", "eval", "bench")
+COMMANDS = ("demo", "ask", "chat", "warm", "cache", "models", "compare", "eval", "bench")
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "rich", "numpy", "langchain_core", "faiss")
 

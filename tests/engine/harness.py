@@ -7,7 +7,7 @@ compared with comes from ``tests.reference``, which shares no code with the engi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ from hypic.engine.models import Model
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner, StepResult, geometry_of
-from hypic.engine.scheduler import Work
 from hypic.engine.segment import CachedSegment
+from hypic.engine.storage import StorageForm
+from hypic.engine.work import Work
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams, Segment
 from tests.checkpoints import exact_oracle_logits, minimax, qwen, random_ids
@@ -229,9 +230,11 @@ def _written(batch: Batch) -> tuple[Tensor, Tensor]:
 class SizedPool(Pool):
     """A pool of exactly so many pages, states and transitions."""
 
-    def __init__(self, loaded: Runner, page_size: int, sizes: tuple[int, int, int]) -> None:
+    def __init__(
+        self, loaded: Runner, page_size: int, sizes: tuple[int, int, int], form: StorageForm = StorageForm()
+    ) -> None:
         self.sizes = sizes
-        super().__init__(loaded.pool.layout, 0, page_size, 4096, 64, loaded.pool.device)
+        super().__init__(loaded.pool.layout, 0, page_size, 4096, 64, loaded.pool.device, form)
 
     def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
         return self.sizes
@@ -253,14 +256,16 @@ class Bench:
         eos_ids: frozenset[int] = frozenset(),
         kernels: str = "auto",
         store: str | None = None,
+        form: StorageForm = StorageForm(),
     ) -> None:
         self.watched = _Watched(getattr(loaded.model, "model", loaded.model))
-        pool = SizedPool(loaded, page_size, sizes)
+        pool = SizedPool(loaded, page_size, sizes, form)
+        identity = replace(loaded.identity, storage=form.name)
         geometry = geometry_of(self.watched.model, pool.layout, kernels, pool.device)
         runner = Runner(
             self.watched,  # type: ignore[arg-type]
             pool,
-            loaded.identity,
+            identity,
             max_context,
             loaded.weight_bytes,
             geometry,

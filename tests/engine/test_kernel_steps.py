@@ -13,7 +13,9 @@ import pytest
 from torch import Tensor
 
 from hypic.config import EngineConfig
+from hypic.engine.chain import Chain
 from hypic.engine.engine import Engine, Task, Vocabulary
+from hypic.engine.rehearsal import rehearse
 from hypic.engine.runner import Runner
 from hypic.types import SamplingParams
 from tests.engine.faults import FAULTS, cases
@@ -111,7 +113,7 @@ def test_every_family_runs_alike_by_kernels_and_in_plain_torch(
     settings = {"device": device, "dtype": "float32", "memory": "64MiB", "max_context": 4096, "max_running": 4}
     loaded = Runner.load(folder, EngineConfig(**settings, graphs=False))  # type: ignore[arg-type]
     plain, kernels = Bench(loaded, kernels="off"), Bench(loaded, kernels="on")
-    for pieces in (few_segments(), few_segments(), [live(3, 9), *few_segments()]):
+    for pieces in (few_segments(), few_segments(), [live(3, 9), *few_segments()], [seg(530, 8), live(9, 7)]):
         expected, found = (bench.ask(pieces, max_tokens=3) for bench in (plain, kernels))
         assert found.outcomes == expected.outcomes
         positions = sorted(set(found.logits) - {max(found.logits), max(found.logits) - 1})
@@ -154,3 +156,21 @@ def test_recorded_steps_compute_what_plain_steps_do(name: str, tmp_path_factory:
         for id, rows in expected.items():
             assert relative(found[id][0], rows[0]) < LIMIT
     assert recorded.graphs.num_replays > 8
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["qwen", "minimax", "qwen-linear", "qwen-attention"])
+def test_a_rehearsal_leaves_nothing_behind(name: str, device: str, everywhere: Callable[[str], Checkpoints]) -> None:
+    known = everywhere(device)
+    bench = Bench(known.runner(name, "float32"), kernels="on")
+    steps: list[int] = []
+
+    def run(chains: Sequence[Chain]) -> None:
+        steps.append(sum(chain.num_tokens for chain in chains))
+        assert not bench.engine.runner.run(chains).broken
+
+    rehearse(run, bench.pool)
+    bench.assert_back_to_start()
+    assert max(steps) > 1200 and len(steps) == 6
+    pieces = few_segments()
+    assert bench.ask(pieces).error_to(known.expected(name, pieces)) < LIMIT

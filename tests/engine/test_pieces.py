@@ -13,7 +13,7 @@ from hypic.engine.jobs import Jobs
 from hypic.engine.plan import Piece
 from hypic.engine.request import Encode
 from hypic.types import Policy
-from tests.engine.harness import POLICY, TOLERANCE, Bench, Checkpoints, live, seg
+from tests.engine.harness import POLICY, TOLERANCE, Answer, Bench, Checkpoints, live, seg
 
 Make = Callable[..., Bench]
 THREE_STATES = (400, 8 + 3, 3)
@@ -120,7 +120,8 @@ def test_deterministic_bits_in_pieces_do_not_depend_on_what_is_cached(bench: Mak
 def test_requests_of_all_sizes_in_a_small_pool(seed: int, bench: Make) -> None:
     """In pieces and whole, aborted and cleared, beside each other: all are answered as if alone."""
     rng = random.Random(seed)
-    engine, asked = bench("qwen", sizes=(90, 9, 4), max_running=6, max_step_tokens=64), []
+    engine = bench("qwen", sizes=(90, 9, 4), max_running=6, max_step_tokens=64)
+    asked: list[tuple[list[Piece], Policy, Answer]] = []
 
     def prompt() -> list[Piece]:
         segments = [seg(rng.choice([12, 20, 33]), rng.randrange(12)) for _ in range(rng.choice([0, 2, 5, 9, 12]))]
@@ -129,7 +130,7 @@ def test_requests_of_all_sizes_in_a_small_pool(seed: int, bench: Make) -> None:
     for _ in range(50):
         if len(asked) < 15 and rng.random() < 0.6:
             pieces = prompt()
-            policy: Policy = POLICY.with_(deterministic=rng.random() < 0.1)
+            policy = POLICY.with_(deterministic=rng.random() < 0.1)
             asked.append((pieces, policy, engine.add(pieces, policy, 4)))
         if asked and rng.random() < 0.05:
             engine.abort(rng.choice(asked)[2])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -233,3 +237,24 @@ def test_spans_cover_the_prompt_once_and_in_order(pieces: Sequence[Piece], polic
             assert span.start == segment.origin + policy.seam and span.stop == segment.origin + len(segment.ids)
     assert marks(made) == sorted(marks(made)) and all(0 < position < len(flat) for position in marks(made))
     assert make(*pieces, policy=policy).marks == made.marks
+
+
+SCRIPT = """
+from hypic.engine import plan
+from hypic.engine.plan import Piece
+from hypic.engine.segment import Identity
+from hypic.types import Policy, Segment
+spaces = frozenset(f"space {n}" for n in range(20))
+document = Piece(tuple(range(50)), Segment("x", namespace="alice"))
+pieces = [Piece((1, 2), None, False, spaces), document, Piece((3,), None, True)]
+made = plan.make([*pieces, Piece((4,))], Policy(), Identity("model", "torch.float32"))
+print(made.segments[0].key.hex(), [mark.digest.hex() for mark in made.marks], made.digest_after([7]).hex())
+"""
+
+
+def test_another_process_with_another_hash_seed_has_the_same_keys() -> None:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "kernels")])}
+    run = [sys.executable, "-c", SCRIPT]
+    seen = {subprocess.check_output(run, env={**environment, "PYTHONHASHSEED": seed}) for seed in ("1", "2", "77")}
+    assert len(seen) == 1

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,7 @@ def test_an_entry_is_bit_equal_in_every_tier(name: str, dtype: str, bench: Make,
 
 def evicted(engine: Bench) -> None:
     """As when memory is short: everything idle goes the way of an eviction."""
-    while engine.store._evict("states"):
-        pass
+    engine.store.demote_all()
     assert engine.store.stats.num_entries == 0
 
 
@@ -352,9 +352,10 @@ def test_speeds_are_measured_at_the_start_and_kept_up(bench: Make, tmp_path: Pat
 
 def damaged(path: Path) -> None:
     for file in path.glob("*/*.safetensors"):
-        data = bytearray(file.read_bytes())
-        data[-7] ^= 1
-        file.write_bytes(data)
+        with suppress(FileNotFoundError):  # evicted meanwhile
+            data = bytearray(file.read_bytes())
+            data[-7] ^= 1
+            file.write_bytes(data)
 
 
 def test_corrupt_entries_are_encoded_anew(

@@ -203,9 +203,7 @@ def test_auto_merging_hits(llm: HypicLLM, watch: Watch) -> None:
     asked_twice(engines, watch, "In which year was the Beta house sold to the town?")
 
 
-def test_default_compaction_is_split_again(
-    llm: HypicLLM, watch: Watch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_default_compaction_is_split_again(llm: HypicLLM, watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
     index = VectorStoreIndex(nodes(), embed_model=WordEmbedding())
     engine = index.as_query_engine(llm=llm, similarity_top_k=4)
     handler = RegisterNodes(llm=llm).attach()

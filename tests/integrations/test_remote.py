@@ -21,7 +21,8 @@ pytest.importorskip("httpx")
 from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError, HypicError, PromptError, PromptTooLong, UnsupportedModel, WorkerLost
 from hypic.integrations.remote import RemoteEngine
-from hypic.types import CacheReport, Forgotten, TextEngine
+from hypic.kept import Forgotten
+from hypic.types import CacheReport, TextEngine
 from hypic_apps.server.app import create_app
 from tests.apps.cli_files import checkpoint
 from tests.apps.server.serving import in_thread, until
@@ -138,8 +139,9 @@ def test_warm_forget_and_tokens(llm: LLM, remote: RemoteEngine) -> None:
     assert len(reports) == 40 and told == [(32, 40), (40, 40)]
     assert reports[0].policy.seam == 4 and reports[0].segments[0].name == "mill"
     assert reports[39].segments[0].outcome == "hit"
-    assert remote.forget(source="w.md").num_entries == 1 and remote.forget(name="nobody") == Forgotten()
+    assert remote.forget(source="w.md").num_entries >= 1 and remote.forget(name="nobody") == Forgotten()
     assert remote.tokenize(MILL) == llm.tokenize(MILL) and remote.count_tokens(MILL) == llm.count_tokens(MILL)
+    remote.warm(SEGMENTS[:1], policy=Policy(min_segment_tokens=0))
     assert remote.forget().num_cached > 0 and llm.stats()["store"]["num_entries"] == 0
 
 

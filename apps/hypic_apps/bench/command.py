@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hypic_apps.bench import decode, encode, load, memory, potential, start, ttft_command
+from hypic_apps.bench import decode, encode, load, memory, parallel_command, potential, start, tiers, ttft_command
 from hypic_apps.cli.parser import Parser
 
 DETAILS = """Measures speed with the bundled model, or with the geometry of a real one and random
@@ -27,6 +27,6 @@ def build() -> Parser:
     """Every measurement is a subcommand."""
     parser = Parser(prog="hypic bench", description=DETAILS, allow_abbrev=False)
     commands = parser.add_subparsers(title="measurements", metavar="WHAT", parser_class=Parser, required=True)
-    for command in (ttft_command, encode, decode, memory, start, load, potential):
+    for command in (ttft_command, encode, decode, memory, tiers, parallel_command, start, load, potential):
         command.add(commands)
     return parser

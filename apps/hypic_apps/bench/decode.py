@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
     limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     contexts = args.context or [1024 if is_small(device, made) else 16384]
     longest = max(contexts) + TAIL_TOKENS + args.steps + args.warmup + 16
-    settings = with_defaults(settings, max_running=max(args.batch), max_context=longest)
+    # No segment is cached here: nearly all of the memory is for K and V.
+    settings = with_defaults(settings, max_running=max(args.batch), max_context=longest, segment_tokens=64 * longest)
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
         records = [

@@ -65,8 +65,10 @@ class Repetition:
     number: int
     is_in_turn: bool = False
 
-    def measure(self, arm: str, max_tokens: int = 1) -> Answered:
+    def measure(self, arm: str, max_tokens: int = 2) -> Answered:
         """One run of an arm, and whatever has to come before it outside of what is timed.
+
+        The answer goes on after its first token, as answers do: the last one comes with the work of ending a request.
 
         Raises:
             CommandError: the run did not do what the arm says.

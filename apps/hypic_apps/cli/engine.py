@@ -26,14 +26,14 @@ REAL_MODEL = """For a real one (0.8 billion parameters: a download of about 2 GB
 or any folder that hypic models FOLDER can load."""
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """``--model`` and a flag per engine setting."""
+def add_model_options(parser: argparse.ArgumentParser, *, policy: bool = True) -> None:
+    """``--model`` and a flag per engine setting; without ``policy`` none for the settings of reuse."""
     parser.add_argument(
         "--model",
         metavar="FOLDER",
         help="checkpoint folder, or org/name of the Hugging Face Hub (default: the bundled model)",
     )
-    add_engine_options(parser)
+    add_engine_options(parser, policy=policy)
 
 
 @dataclass(frozen=True)

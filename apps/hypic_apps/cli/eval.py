@@ -1,4 +1,4 @@
-"""``hypic eval``: what reuse costs in exactness. ``--algebra``: what dropping ``T`` costs, family by family."""
+"""``hypic eval``: what reuse costs, in answers, in states, and (``--algebra``) family by family."""
 
 from __future__ import annotations
 
@@ -12,56 +12,74 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hypic_apps.cli import quality
+from hypic_apps.cli.engine import add_model_options
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 
 if TYPE_CHECKING:
     from hypic_apps.eval.algebra import Row
 
-SUMMARY = "measure what reuse costs in exactness"
+SUMMARY = "measure what reuse costs: answers against full recompute"
 EXAMPLES = """
-hypic eval --algebra                    a table, family by family
-hypic eval --algebra --family minimax --json
-hypic eval --algebra --save algebra.json
+hypic eval --items 40                   every set, every arm
+hypic eval --set S1 --set S5 --arm transition --arm addition --full
+hypic eval --data questions.jsonl.gz --passages 16
+hypic eval --drift --plot drift.svg
+hypic eval --sweep segments --arm transition --json
+hypic eval --model Qwen/Qwen3.5-0.8B --set S9 --save results.json
+hypic eval --algebra                    tiny random models, family by family
 """
-DETAILS = """--algebra answers prompts of several segments with tiny random models of every
-family, composed by transition, addition and last, against full recompute."""
+DETAILS = """Every item is answered by full recompute and by each arm: the default policy,
+other seams, the ablations, controls. Tables tell each arm's score with its 95 %
+interval, and its gap to full recompute on the same items. The sets are made
+from seeds; --check holds them against their hashes. --drift tells how far
+states and hidden states are off, layer by layer. --algebra answers prompts of
+several segments with tiny random models of every family, composed by
+transition, addition and last, against full recompute."""
 
 
 def add(commands: Subparsers[Parser]) -> None:
     """Adds the command."""
-    parser = add_command(commands, "eval", "--algebra", SUMMARY, EXAMPLES, DETAILS)
+    parser = add_command(commands, "eval", "", SUMMARY, EXAMPLES, DETAILS)
+    quality.add(parser)
     parser.add_argument("--algebra", action="store_true", help="what dropping the transition costs")
     parser.add_argument("--family", action="append", metavar="TYPE", help="only this model type; may be repeated")
-    parser.add_argument("--prompts", type=positive, default=4, metavar="N", help="prompts to average (default: 4)")
+    parser.add_argument("--prompts", type=positive, default=4, metavar="N",
+                        help="prompts of --algebra and --drift to average (default: 4)")  # fmt: skip
     parser.add_argument("--save", metavar="FILE", help="write the result as JSON too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_model_options(parser, policy=False)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints."""
     from hypic_apps.cli import screen
+
+    found, lines = _algebra(args) if args.algebra else quality.run(args)
+    if args.save:
+        _save(Path(args.save), found)
+    if args.json:
+        screen.result_object(found)
+    else:
+        for line in lines:
+            screen.result(line)
+    return 1 if found.get("differing") else 0
+
+
+def _algebra(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    from hypic_apps.cli import screen
     from hypic_apps.eval import algebra
     from hypic_apps.eval.tiny import CONFIGS
 
-    if not args.algebra:
-        raise InputError("name what to measure: --algebra.")
     names = [name for name in CONFIGS if not args.family or name.partition(" ")[0] in args.family]
     unknown = [family for family in args.family or () if family not in {name.partition(" ")[0] for name in CONFIGS}]
     if unknown:
         raise InputError(f"{unknown[0]!r} is no model type; hypic models lists them.")
     with screen.working(screen.notes(), "measuring"):
         rows = list(algebra.measure(names, args.prompts))
-    found = as_json(rows, args.prompts)
-    if args.save:
-        _save(Path(args.save), found)
-    if args.json:
-        screen.result_object(found)
-    else:
-        for line in table(rows):
-            screen.result(line)
-    return 0
+    return as_json(rows, args.prompts), table(rows)
 
 
 def as_json(rows: Iterable[Row], num_prompts: int) -> dict[str, Any]:

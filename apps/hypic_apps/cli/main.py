@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from hypic import __version__
 from hypic.errors import ConfigError, HypicError, PromptError, UnsupportedModel
-from hypic_apps.cli import app, ask, bench, chat, demo, eval, models, serve
+from hypic_apps.cli import app, ask, bench, cache, chat, compare, demo, eval, models, serve, warm
 from hypic_apps.cli.errors import CommandError
 from hypic_apps.cli.parser import Parser
 
@@ -45,7 +45,7 @@ def build() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"hypic {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
-    for command in (demo, app, ask, chat, serve, models, eval, bench):
+    for command in (demo, app, ask, chat, serve, warm, cache, models, compare, eval, bench):
         command.add(commands)
     return parser
 

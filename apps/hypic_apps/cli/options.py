@@ -8,7 +8,7 @@ from dataclasses import Field, fields
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hypic.config import DTYPES, LOAD_FORMATS, EngineConfig
+from hypic.config import DTYPES, LAUNCHERS, LOAD_FORMATS, STORAGES, EngineConfig
 from hypic.types import Policy
 
 _PREFIX = "engine."
@@ -19,12 +19,17 @@ HELP: Mapping[str, str] = {
     "max_context": "most tokens of a prompt and its answer",
     "max_running": "most requests at a time",
     "max_step_tokens": "most tokens of one step",
+    "segment_tokens": "length of a typical segment, by which memory is split between K/V and states",
     "page_size": "tokens of a page of keys and values",
-    "store": "cap on what idle entries may hold, e.g. device://2GiB",
+    "store": "where entries are kept, e.g. device://8GiB,host://32GiB,disk:///path?size=200GiB",
+    "storage": "cached states: " + " or ".join(STORAGES),
+    "drop_below": "leave out transitions of heads whose norm is below this, e.g. 1e-3",
     "ttl": "seconds after which what is cached is forgotten, e.g. 3600 or alice=3600,*=86400",
     "seed": "seed of dummy weights",
     "load_format": " or ".join(LOAD_FORMATS),
     "adapter": "folder or repository of one PEFT LoRA adapter, merged into the weights",
+    "workers": "processes with a replica of the model each",
+    "launcher": f"who starts the workers: {' or '.join(LAUNCHERS)}",
     "threads": "threads of torch on a CPU",
     "kernels": "auto (on a GPU with Triton), on or off; on a CPU their slow references are run",
     "graphs": "record small steps on a GPU before the engine is ready",
@@ -37,9 +42,9 @@ HELP: Mapping[str, str] = {
 }
 
 
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
+def add_engine_options(parser: argparse.ArgumentParser, *, policy: bool = True) -> None:
     """Adds a flag per field; what is left out of the command line is left to the defaults."""
-    for title, kind in (("engine", EngineConfig), ("policy", Policy)):
+    for title, kind in (("engine", EngineConfig), ("policy", Policy))[: 1 + policy]:
         group = parser.add_argument_group(title)
         hints = get_type_hints(kind)
         for setting in fields(kind):

@@ -25,7 +25,7 @@ from hypic.config import EngineConfig
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.scheduler import Work
+from hypic.engine.work import Work
 from hypic.types import Compose, Policy, SamplingParams, Segment
 from hypic_apps.eval.tiny import CONFIGS, config
 

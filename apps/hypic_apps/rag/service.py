@@ -87,8 +87,8 @@ class Rag:
     async def remove(self, id: str) -> Mapping[str, Any]:
         """Takes a document out, and what is cached of it."""
         document = self.library.remove(id)
-        num_dropped = await asyncio.to_thread(self.llm.forget, source=document.name)
-        return {"name": document.name, "num_dropped": num_dropped}
+        forgotten = await asyncio.to_thread(self.llm.forget, source=document.name)
+        return {"name": document.name, "num_dropped": forgotten.num_entries}
 
     async def warm(self, id: str | None) -> Events:
         """Encodes the passages of a document, or all of them, ahead of questions."""

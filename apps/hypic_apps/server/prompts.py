@@ -69,8 +69,9 @@ class Reader:
             return Prompt(tail=text, template=False, namespace=self.scope.of())
         tail = pieces.pop() if isinstance(pieces[-1], str) else ""
         # System segments would be moved to the front; this text has its order.
-        segments = [Segment(p, "turn", cache=False) if isinstance(p, str) else _as_document(p) for p in pieces]
-        return Prompt(segments, str(tail), glue="", template=False, namespace=self.scope.of())
+        space = self.scope.of()
+        segments = [_live(p, space) if isinstance(p, str) else _as_document(p) for p in pieces]
+        return Prompt(segments, str(tail), glue="", template=False, namespace=space)
 
     def segment(self, given: SegmentIn) -> Segment:
         """A segment in its tenant's namespace.
@@ -181,6 +182,10 @@ def _block(piece: Segment | str, rest: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "text", "text": piece, "hypic": dict(rest)}
     hints = {"kind": piece.kind, "name": piece.name, "source": piece.source, "namespace": piece.namespace}
     return {"type": "text", "text": piece.text, "hypic": {**hints, "cache": piece.cache}}
+
+
+def _live(text: str, namespace: str | None) -> Segment:
+    return Segment(text, "turn", namespace=namespace, cache=False)
 
 
 def _as_document(segment: Segment) -> Segment:

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 from fastapi import Request
 
 from hypic.config import EngineConfig
+from hypic.kept import CachedEntry, Forgotten
 from hypic.registry import Registry
 from hypic.tool_calls import ChatTokenizer, opens_reasoning, shows_tools
-from hypic.types import CachedEntry, CacheReport, Forgotten, Policy, Segment, TextEngine
+from hypic.types import CacheReport, Policy, Segment, TextEngine
 from hypic_apps.server.errors import ApiError
 from hypic_apps.server.metrics import Metrics
 from hypic_apps.server.settings import ServerSettings

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -18,6 +19,7 @@ from hypic_apps.train.loader import Sources
 from hypic_apps.train.model import Shape
 from hypic_apps.train.probe import probe
 from hypic_apps.train.render import Encoder
+from hypic_apps.train.rows import DATA_VERSION
 
 DATA = Path(".data")
 
@@ -48,6 +50,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--learning-rate", type=float, default=2e-3)
         command.add_argument("--state", type=Path, default=DATA / "state", help="folder of the state between calls")
         command.add_argument("--start", type=Path, help="an exported folder to go on from if there is no state")
+        command.add_argument(
+            "--at",
+            type=float,
+            metavar="SHARE",
+            help="begin --start at this share of the training, not where it was",
+        )
         command.add_argument("--exam-items", type=int, default=128)
         command.add_argument(
             "--no-tokenizer", action="store_true", help="leave the tokenizer's files out of the export"
@@ -108,13 +116,13 @@ def _fit(options: argparse.Namespace) -> None:
         options.data / "corpus.tar.xz", options.data / "tokenizer" / "tokenizer.json", options.batch_tokens
     )
     training = Training(Shape(), _settings(options), device, options.state)
-    resumed = training.resume() or _started(training, options.start)
+    resumed = training.resume() or _started(training, options)
     log(event="start", resumed=resumed, **vars(training.progress))
     encoder = Encoder(Tokenizer.from_file(str(sources.tokenizer)))
     papers = exam.Papers(corpus.Corpus.load(sources.corpus), schema.load(), encoder)
     done = training.run(sources, papers.all(options.exam_items), log)
     export(training.model, None if options.no_tokenizer else options.data / "tokenizer", options.out)
-    report = {"done": done, **vars(training.progress)}
+    report: dict[str, Any] = {"done": done, "data_version": DATA_VERSION, **vars(training.progress)}
     report["grades"] = training.examine(papers.all((4 if done else 1) * options.exam_items), torch.bfloat16)
     report["demo"] = demo_items(training.judge, papers, device)
     (options.out / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -136,11 +144,16 @@ def _exam(options: argparse.Namespace) -> None:
     print(json.dumps(found, indent=2))
 
 
-def _started(training: Training, folder: Path | None) -> bool:
-    if folder is None:
+def _started(training: Training, options: argparse.Namespace) -> bool:
+    """Weights of an exported folder, and how far their training was: as its report says, or as ``--at`` does."""
+    if options.start is None:
         return False
-    report = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    training.start_from(tensors_of(folder), Progress(**{name: report[name] for name in vars(Progress())}))
+    if options.at is not None:
+        progress = Progress(trained_s=60.0 * options.at * options.total_minutes)
+    else:
+        report = json.loads((options.start / "evaluation.json").read_text(encoding="utf-8"))
+        progress = Progress(**{name: report[name] for name in vars(Progress())})
+    training.start_from(tensors_of(options.start), progress)
     return True
 
 

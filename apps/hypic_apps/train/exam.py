@@ -21,10 +21,12 @@ from hypic_apps.train.natural import Library
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.render import Encoder, Row, Turn, Weights, conversation
 from hypic_apps.train.rows import padded
+from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
 from hypic_apps.train.schema import Schema, Split
-from hypic_apps.train.world import World, updates
+from hypic_apps.train.world import World
 
 ITEMS_SEED = 1_000_003
+IN_ORDER = ("update", "chunked", "keyfacts")
 ONLY_ANSWERS = Weights(passage=0.0, question=0.0, answer=1.0)
 Maker = Callable[[Random], tuple[list[Passage], list[Ask]]]
 
@@ -66,6 +68,9 @@ class Papers:
             "not_stated": self.worlds(num_passages, "test", "none"),
             "latest_notice": self.notices(num_passages),
             "articles": self.articles(num_passages),
+            "two_hop_think": self.worlds(num_passages, "test", "2hop_think"),
+            "first_sentences": self.lists(7),
+            "documents": self.documents(3),
         }
         return {name: self.paper(maker, num_items, seed) for seed, (name, maker) in enumerate(makers.items())}
 
@@ -98,6 +103,25 @@ class Papers:
 
         return make
 
+    def lists(self, number: int) -> Maker:
+        """The first sentence of every passage."""
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            passages = World(self.names, self.schema, "test", r, self.library.sentences).passages(number, 4)
+            r.shuffle(passages)
+            return passages, [key_facts(passages, LISTS[-1])]
+
+        return make
+
+    def documents(self, number: int) -> Maker:
+        """Documents in pieces of which only the first names what it is about."""
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            passages = documents(World(self.names, self.schema, "test", r, self.library.sentences), number, (4, 8))
+            return passages, [a for p in passages for a in p.asks if a.kind == "chunked"]
+
+        return make
+
     def articles(self, number: int) -> Maker:
         """Articles never trained on."""
 
@@ -120,7 +144,7 @@ class Papers:
             passages, asks = maker(r)
             if not asks:
                 continue
-            r.shuffle(passages) if asks[0].kind != "update" else None
+            r.shuffle(passages) if asks[0].kind not in IN_ORDER else None
             chosen = r.choice(asks)
             yield Item(tuple(p.text for p in passages), chosen.question, chosen.answer)
 

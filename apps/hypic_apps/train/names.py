@@ -72,6 +72,11 @@ def _pool(words: Sequence[str], split: Split) -> tuple[str, ...]:
     return tuple(w for w in words if (hashlib.sha256(w.encode()).digest()[1] % 8 == 0) == wanted)
 
 
+def coined(split: Split) -> tuple[str, ...]:
+    """The coined words of a split."""
+    return _pool(sorted({"".join(parts) for parts in itertools.product(ONSETS, MIDDLES, ENDINGS)}), split)
+
+
 @dataclass(frozen=True)
 class Names:
     """A split's name parts. ``of(kind, r)`` makes a name or value; ``r`` is the only source of chance."""
@@ -83,8 +88,7 @@ class Names:
     @classmethod
     def of_split(cls, corpus: Corpus, split: Split) -> Names:
         """The pool for training or for measuring."""
-        coined = sorted({"".join(parts) for parts in itertools.product(ONSETS, MIDDLES, ENDINGS)})
-        return cls(_pool(corpus.first_names, split), _pool(corpus.cities, split), _pool(coined, split))
+        return cls(_pool(corpus.first_names, split), _pool(corpus.cities, split), coined(split))
 
     def value(self, relation: Relation, r: Random) -> str:
         """A value for a relation."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from hypic_apps.train.schema import Relation, Split
@@ -25,20 +25,22 @@ class Fact:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question and its answer, both as plain text; ``kind`` names what it exercises."""
+    """A question and its answer, both as plain text; ``kind`` names what it exercises, ``about`` what it rests on."""
 
     kind: str
     question: str
     answer: str
+    about: tuple[Fact, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, its first sentence, and what can be asked about it."""
+    """A text, its first sentence, what can be asked about it, and the facts that it states."""
 
     text: str
     first: str
     asks: tuple[Ask, ...] = ()
+    facts: tuple[Fact, ...] = field(default=(), compare=False)
 
 
 PRONOUNS = {
@@ -79,14 +81,30 @@ GRAMMAR = frozenset(
     "the a an of in on at by for from to with and or is are was were has have had be been it its this that which who "
     "whom whose what when where how why much many long does do did can could you me i it's as not no".split()
 )
-EXCHANGED_SENTENCES, EXCHANGED_QUESTIONS = 0.06, 0.02
+EXCHANGED_SENTENCES, EXCHANGED_QUESTIONS, FRAMED = 0.10, 0.04, 0.12
+FRAMES = (
+    "It is known that {}", "It is said that {}", "As far as we know, {}", "People say that {}", "It turns out that {}",
+    "We have learned that {}", "As everybody knows, {}", "To be exact, {}", "By all accounts, {}", "In short, {}",
+    "It should be noted that {}", "The report says that {}", "A note in the file says: {}", "As the press wrote, {}",
+    "Let us add that {}", "Visitors are told that {}", "It has been confirmed that {}", "Some of you have asked: {}",
+    "Remember that {}", "You may have heard that {}", "For the record: {}", "A reader writes that {}",
+    "In a letter it says that {}", "There is no doubt that {}", "One more thing: {}", "Since last year, {}",
+)  # fmt: skip
 
 
 def said(relation: Relation, split: Split, r: Random) -> str:
     """A statement template. In training some have a word exchanged for any other: then only the kind of value and the
     rest of the passage tell what is meant, which is how an unknown wording must be read."""
     template = r.choice(relation.said(split))
-    return exchanged(template, r, EXCHANGED_SENTENCES) if split == "train" else template
+    return framed(exchanged(template, r, EXCHANGED_SENTENCES), r) if split == "train" else template
+
+
+def framed(template: str, r: Random) -> str:
+    """The template, now and then, as the part of a longer sentence."""
+    if r.random() >= FRAMED:
+        return template
+    begins_small = template.split(" ", 1)[0] in ("The", "It", "In", "At", "For", "As", "With", "From", "Under")
+    return r.choice(FRAMES).replace("{}", template[:1].lower() + template[1:] if begins_small else template)
 
 
 def exchanged(template: str, r: Random, chance: float) -> str:
@@ -117,7 +135,7 @@ def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -
 
 def ask(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> Ask:
     """A one-hop question about the fact."""
-    return Ask("1hop", question(fact, split, r, impersonal=impersonal), fact.value)
+    return Ask("1hop", question(fact, split, r, impersonal=impersonal), fact.value, (fact,))
 
 
 def write(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str], *, impersonal: bool = False) -> str:

@@ -13,12 +13,14 @@ from random import Random
 import numpy as np
 
 from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
 from hypic_apps.train.natural import Library
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.render import Encoder, Piece, Row, Turn, Weights, conversation
+from hypic_apps.train.scenes import LISTS, documents, key_facts, updates, wording
 from hypic_apps.train.schema import Schema
-from hypic_apps.train.world import World, key_facts, updates
+from hypic_apps.train.world import World
 
 SYSTEMS = (
     "You answer from the passages.", "Answer the question with words from the text.", "You are a helpful assistant.",
@@ -43,8 +45,15 @@ class Stage:
 
 
 LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
-SHORT = {"world": 7.0, "natural": 1.5, "mixed": 0.8, "repeat": 0.4, "text": 1.0, "updates": 0.2}
-FULL = {"world": 5.0, "natural": 2.5, "mixed": 2.5, "text": 0.7, "updates": 0.7}
+SHORT = {"world": 7.0, "natural": 1.5, "mixed": 0.8, "repeat": 0.4, "text": 1.0, "updates": 0.2, "lists": 0.2}
+FULL = {
+    "world": 5.0, "natural": 2.5, "mixed": 2.0, "text": 0.6, "updates": 0.7, "documents": 0.8, "lists": 0.5,
+}  # fmt: skip
+# Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
+DATA_VERSION = 2
+MOST_LISTED = 10
+# Questions that are only asked of a context of which no passage was left out.
+NEED_ALL = ("keyfacts", "facts", "2hop", "2hop_think", "reverse")
 STAGES = (
     Stage(0.06, 256, (1, 2), 3, Weights(passage=0.4), LEARN_TO_COPY),
     Stage(0.14, 512, (2, 4), 4, Weights(passage=0.3), LEARN_TO_COPY),
@@ -66,6 +75,8 @@ class Rows:
         self.schema, self.encoder = schema, encoder
         self.names = Names.of_split(corpus, "train")
         self.library = Library(corpus)
+        inventor = Inventor(corpus.glosses)
+        self.inventor = inventor if inventor.has_words else None
         self.texts = _plain_texts(corpus, self.library)
 
     def stream(self, stage: Stage, seed: int) -> Iterator[Row]:
@@ -92,18 +103,25 @@ class Rows:
 
     def context(self, kind: str, number: int, stage: Stage, r: Random) -> tuple[list[Passage], list[Ask]]:
         """Passages in order, and all that can be asked about them."""
-        world = World(self.names, self.schema, "train", r, self.library.sentences)
-        if kind == "updates":
-            passages = updates(world, number)
+        world = World(
+            self.names, self.schema, "train", r, self.library.sentences,
+            inventor=self.inventor if stage.num_tokens > 256 else None,
+        )  # fmt: skip
+        if kind in ("updates", "documents"):
+            few = max(1, number // 4)
+            passages = updates(world, number, filled=0.5) if kind == "updates" else documents(world, few, (2, 8))
             return passages, [a for p in passages for a in p.asks]
-        real = {"world": 0, "natural": number, "mixed": r.randint(1, max(1, number - 1))}[kind]
+        mixed = r.randint(1, max(1, number - 1))
+        real = {"natural": number, "mixed": mixed, "lists": mixed if r.random() < 0.5 else 0}.get(kind, 0)
         passages = world.passages(number - real, stage.most_facts) if number > real else []
-        extra = world.extra_asks() if stage.num_tokens > 512 else []
         passages += self.library.passages(real, r) if real else []
         r.shuffle(passages)
-        if number <= 6 and r.random() < 0.1:
-            extra.append(key_facts(passages))
-        return passages, [*(a for p in passages for a in p.asks), *r.sample(extra, min(len(extra), 4))]
+        if kind == "lists":
+            passages = passages[:MOST_LISTED]
+            return passages, [key_facts(passages, wording(LISTS, world, r))]
+        asks = [a for p in passages for a in p.asks]
+        extra = world.training_asks(len(asks)) if world.facts and stage.num_tokens > 512 else []
+        return passages, [*asks, *extra]
 
     def _block(self, kind: str, stage: Stage, room: int, system: str, r: Random) -> Row:
         """A chat about passages that take half to most of ``room`` tokens; it begins bare one time in ten."""
@@ -113,7 +131,7 @@ class Rows:
         kept = passages[: self._fitting(passages, room * r.uniform(0.5, 0.85))]
         left_out = {a for p in passages[len(kept) :] for a in p.asks}
         whole = len(kept) == len(passages)
-        questions = [a for a in asks if a not in left_out and (whole or a.kind not in ("keyfacts", "2hop", "reverse"))]
+        questions = [a for a in asks if a not in left_out and (whole or a.kind not in NEED_ALL)]
         if not questions:
             return self._block(kind, stage, room, system, r)
         r.shuffle(questions)

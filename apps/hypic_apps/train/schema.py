@@ -17,7 +17,10 @@ FOLDER = Path(__file__).parent / "relations"
 
 @dataclass(frozen=True)
 class Relation:
-    """One relation of a kind of thing; ``value`` names a kind of value in ``names.py`` or holds choices."""
+    """One relation of a kind of thing; ``value`` names a kind of value in ``names.py`` or ``choices`` holds them.
+
+    An ``invented`` relation is for training alone, so all its wordings are.
+    """
 
     key: str
     value: str
@@ -27,17 +30,24 @@ class Relation:
     questions: tuple[str, ...]
     reverse: tuple[str, ...] = ()
     held_out: bool = False
+    invented: bool = False
 
     def said(self, split: Split) -> tuple[str, ...]:
         """Statement templates of a split: the last two are for ``test`` alone."""
+        if self.invented:
+            return self.statements
         return self.statements[:-2] if split == "train" else self.statements[-2:]
 
     def asked(self, split: Split) -> tuple[str, ...]:
         """Question templates of a split: the last one is for ``test`` alone."""
+        if self.invented:
+            return self.questions
         return self.questions[:-1] if split == "train" else self.questions[-1:]
 
     def asked_back(self, split: Split) -> tuple[str, ...]:
         """Templates that give the value and ask for the subject."""
+        if self.invented:
+            return self.reverse
         return self.reverse[:-1] if split == "train" else self.reverse[-1:]
 
 

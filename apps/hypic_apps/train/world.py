@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
 from hypic_apps.train.passages import Ask, Fact, Passage, ask, capitalise, sentences, write
 from hypic_apps.train.schema import Relation, Schema, Split
@@ -23,6 +24,11 @@ KINDS = {
 }  # fmt: skip
 
 
+# Shares, in training: of things with invented relations, and of passages that go on from an earlier one.
+INVENTED, BRIDGED = 0.25, 0.3
+UNINVENTED = ("task", "handbook", "meeting")
+
+
 @dataclass
 class World:
     """The names in use and the facts told; a plain workbench of one example."""
@@ -33,6 +39,7 @@ class World:
     r: Random
     filler: Sequence[str] = ()
     held_out_relations: bool = False
+    inventor: Inventor | None = None
     used: set[str] = field(default_factory=set)
     facts: list[Fact] = field(default_factory=list)
     families: tuple[str, ...] = ()
@@ -58,15 +65,21 @@ class World:
         """The relations that this split may tell of a kind."""
         return [x for x in self.schema[kind] if self.held_out_relations or not x.held_out]
 
-    def thing(self, kind: str, most: int) -> list[Fact]:
-        """A new thing of a kind with one to ``most`` facts; values that are things are often shared with others."""
-        subject = self.name(kind)
+    def thing(self, kind: str, most: int, subject: str | None = None) -> list[Fact]:
+        """A thing of a kind, a new one unless named, with one to ``most`` facts; values that are things are often
+        shared with others."""
+        subject = subject or self.name(kind)
         relations = self.relations(kind)
         chosen = self.r.sample(relations, min(len(relations), self.r.randint(1 if most < 3 else 2, most)))
         if {"lifespan", "birth_year"} <= {x.key for x in chosen} or {"lifespan", "death_year"} <= {
             x.key for x in chosen
         }:
             chosen = [x for x in chosen if x.key != "lifespan"]
+        if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
+            place = self.r.randint(0, len(chosen))
+            chosen[place : place + self.r.randint(0, 1)] = [
+                self.inventor.relation(self.r, _article(kind)) for _ in range(self.r.randint(1, 2))
+            ]
         return [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
 
     def value(self, kind: str, relation: Relation) -> str:
@@ -90,21 +103,35 @@ class World:
         out = []
         for _ in range(number):
             kind = self.r.choice(kinds)
+            bridge = self.bridge() if self.split == "train" else None
+            if bridge is not None:
+                out.append(self.one(bridge.relation.value, most_facts, bridge.value))
+                continue
             out.append(self.minutes() if kind == "meeting" and self.r.random() < 0.5 else self.one(kind, most_facts))
         return out
 
-    def one(self, kind: str, most_facts: int) -> Passage:
-        """A passage about one new thing, with a question per fact."""
+    def bridge(self) -> Fact | None:
+        """In training, now and then, a fact whose value is a thing that no passage is about yet: the next one will be,
+        so that there are two steps to ask for."""
+        if self.r.random() >= BRIDGED:
+            return None
+        told = {fact.subject.lower() for fact in self.facts}
+        open_ends = [f for f in self.facts if f.relation.value in KINDS and f.value.lower() not in told]
+        return self.r.choice(open_ends) if open_ends else None
+
+    def one(self, kind: str, most_facts: int, subject: str | None = None) -> Passage:
+        """A passage about one thing, a new one unless named, with a question per fact."""
         if kind == "handbook" and "handbook" in self.used:
             kind = "project"  # a second handbook would make questions without a subject ambiguous
-        facts = self.thing(kind, most_facts)
+        facts = self.thing(kind, most_facts, subject)
+        self.used.add(facts[0].subject.lower())
         alone = kind == "handbook" and not any(f.kind == "handbook" for f in self.facts) and self.r.random() < 0.6
         self.facts += facts
         if alone:
             self.used.add("handbook")
         text = write(facts, self.split, self.r, self.filler, impersonal=alone)
         asks = tuple(ask(f, self.split, self.r, impersonal=alone and self._only_handbook()) for f in facts)
-        return Passage(text, _first(text), asks)
+        return Passage(text, first_sentence(text), asks, tuple(facts))
 
     def minutes(self) -> Passage:
         """Minutes of a meeting: its facts, then who does what by when."""
@@ -118,7 +145,8 @@ class World:
             text = f"{heading}\n" + "\n".join(f"- {line}" for line in [*lines, *done])
         else:
             text = f"{heading}\n\n" + " ".join(lines + done)
-        return Passage(text, _first(text), tuple(ask(f, self.split, self.r) for f in [*facts, *tasks]))
+        told = (*facts, *tasks)
+        return Passage(text, first_sentence(text), tuple(ask(f, self.split, self.r) for f in told), told)
 
     def _agreed(self, tasks: Sequence[Fact]) -> list[str]:
         """Who does what, and by when: often in one sentence, as minutes have it."""
@@ -144,9 +172,32 @@ class World:
         counts = Counter((f.relation.key, f.value) for f in self.facts)
         told = [f for f in self.facts if f.relation.reverse and counts[f.relation.key, f.value] == 1]
         return [
-            Ask("reverse", self.r.choice(f.relation.asked_back(self.split)).replace("{o}", f.value), f.subject)
+            Ask("reverse", self.r.choice(f.relation.asked_back(self.split)).replace("{o}", f.value), f.subject, (f,))
             for f in told
         ]
+
+    def training_asks(self, number: int) -> list[Ask]:
+        """What is asked in training besides one question per fact, for a context with ``number`` of those."""
+        backwards = self.reversed_asks()
+        self.r.shuffle(backwards)
+        return [
+            *backwards[: 1 + number // 8],
+            *self.unstated_asks(1 + number // 12),
+            *self.unknown_asks(self.r.randint(0, 1 + number // 24)),
+            *self.two_hop_asks(2 + number // 3),
+        ]
+
+    def unknown_asks(self, number: int) -> list[Ask]:
+        """Questions about things that no passage tells of, some with a family name or a kind that others have too."""
+        out = []
+        for _ in range(number):
+            kind = self.r.choice(
+                sorted({f.kind for f in self.facts if f.kind not in ("task", "handbook")} or {"person"})
+            )
+            relation = self.r.choice(self.relations(kind))
+            named = self.r.choice(relation.asked(self.split)).replace("{s}", self.name(kind))
+            out.append(Ask("none", named, NOT_STATED))
+        return out
 
     def unstated_asks(self, number: int) -> list[Ask]:
         """Relations that no passage states; the answer says so."""
@@ -155,58 +206,55 @@ class World:
         out: list[Ask] = []
         for kind, subject in self.r.sample(subjects, min(number, len(subjects))):
             missing = [x for x in self.relations(kind) if (subject, x.key) not in told and x.key not in IMPLIED]
+            if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
+                missing = [self.inventor.relation(self.r, _article(kind))]
             if missing:
                 template = self.r.choice(self.r.choice(missing).asked(self.split))
                 out.append(Ask("none", template.replace("{s}", subject), NOT_STATED))
         return out
 
     def two_hop_asks(self, number: int) -> list[Ask]:
-        """A relation of a relation, both told: "the river of the capital of X"."""
+        """A relation of a relation, both told ("the river of the capital of X"); half want a reasoning line."""
         by_subject: dict[str, list[Fact]] = {}
         for fact in self.facts:
             by_subject.setdefault(fact.subject, []).append(fact)
-        pairs = [(a, b) for a in self.facts for b in by_subject.get(a.value, ())]
-        return [
-            Ask("2hop", _joined(self.r.choice(second.relation.asked(self.split)), first), second.value)
-            for first, second in self.r.sample(pairs, min(number, len(pairs)))
-        ]
+        told = [fact for fact in self.facts if fact.kind not in ("task", "handbook")]
+        pairs = [(a, b) for a in told for b in by_subject.get(a.value, ()) if b.value != a.subject]
+        chosen = self.r.sample(pairs, min(number, len(pairs)))
+        return [self.two_hop(first, second, think=number % 2 == 1) for number, (first, second) in enumerate(chosen)]
+
+    def two_hop(self, first: Fact, second: Fact, *, think: bool) -> Ask:
+        """The question that joins two facts; with ``think`` the answer states both before it answers."""
+        asked = _joined(self.r.choice(second.relation.asked(self.split)), first)
+        if not think:
+            return Ask("2hop", asked, second.value, (first, second))
+        steps = f"The {first.relation.noun} of {_named(first)} is {first.value}. "
+        steps += f"The {second.relation.noun} of {_named(second)} is {second.value}."
+        return Ask("2hop_think", f"{asked} {THINK}", f"{steps}\n{FINALLY} {second.value}", (first, second))
 
 
 NOT_STATED = "not stated"
+THINK = 'Reason in one line, then write "Answer:" and the answer.'
+FINALLY = "Answer:"
 
 
-def updates(world: World, number: int) -> list[Passage]:
-    """Notices that state the same few fields again and again; only the latest counts."""
-    r, kinds = world.r, ("project", "product", "company", "museum", "handbook", "meeting")
-    fields = [world.thing(r.choice(kinds), 2)[0] for _ in range(max(1, number // 3))]
-    latest: dict[int, Fact] = {}
-    texts: list[str] = []
-    for notice in range(1, number + 1):
-        which = r.randrange(len(fields))
-        old = fields[which]
-        latest[which] = Fact(old.kind, old.subject, old.relation, world.names.value(old.relation, r))
-        said = sentences([latest[which]], world.split, r)[0]
-        texts.append(r.choice([f"Notice {notice}. From now on: {said}", f"Update {notice}: {said}"]))
-    asks = tuple(
-        Ask("update", f"According to the latest notice: {ask(fact, world.split, r).question}", fact.value)
-        for fact in latest.values()
-    )
-    return [*(Passage(text, text) for text in texts[:-1]), Passage(texts[-1], texts[-1], asks)]
-
-
-def key_facts(passages: Sequence[Passage]) -> Ask:
-    """The first sentence of every passage, in order."""
-    listed = " ".join(f"({i}) {p.first}" for i, p in enumerate(passages, 1))
-    return Ask("keyfacts", "List the first sentence of each passage.", listed)
-
-
-def _first(text: str) -> str:
+def first_sentence(text: str) -> str:
+    """The text up to the end of its first sentence or line."""
     line = next(part for part in text.split("\n") if part)
     end = line.find(". ")
     return line if end < 0 else line[: end + 1]
 
 
 def _joined(template: str, first: Fact) -> str:
-    subject = ("the " if "the {s}" in first.relation.questions[0] else "") + first.subject
-    bridge = f"the {first.relation.noun} of {subject}"
+    bridge = f"the {first.relation.noun} of {_named(first)}"
     return capitalise(template.replace("the {s}", "{s}").replace("{s}", bridge))
+
+
+def _named(fact: Fact) -> str:
+    """The subject as it stands within a sentence: some kinds take an article."""
+    return ("the " if "the {s}" in fact.relation.questions[0] else "") + fact.subject
+
+
+def _article(kind: str) -> str:
+    """The article that names of a kind take within a sentence."""
+    return "the " if kind in ("river", "animal", "product") else ""

@@ -82,14 +82,14 @@ class Decoder(nn.Module):
     def is_paged(self) -> bool:
         """Whether all full attention, if there is any, is of the kind that kernels read through pages."""
         attending = [mixer for mixer in self.mixers() if isinstance(mixer.kept, AttentionShape)]
-        return all(isinstance(mixer, Attention) for mixer in attending)
+        return all(isinstance(mixer, Attention | LatentAttention) for mixer in attending)
 
     @property
     def is_recordable(self) -> bool:
-        """Whether a step asks nothing of the host: attention is the kernels', and experts are one grouped product."""
+        """Whether a step asks nothing of the host: attention is the kernels', and experts are one product."""
         weight = self.embed_tokens.weight
         experts = [module for module in self.modules() if isinstance(module, Experts)]
-        return self.is_paged and all(module.can_group(weight) for module in experts)
+        return self.is_paged and all(module.asks_no_host(weight) for module in experts)
 
     @property
     def layout(self) -> Layout:

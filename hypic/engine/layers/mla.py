@@ -12,16 +12,18 @@ and output, and the latents themselves are attended to. Both are the same produc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from hypic.engine.batch import Batch, Context, Final
+from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.attention import Turns, attend
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.layers.rotary import rotate
+from hypic.engine.layers.rotary import Angles, rotate
 from hypic.engine.pool import AttentionShape, Pool
+from hypic_kernels import attention as paged
 
 # Latent norms have transformers' default, whatever the configuration says of the other norms.
 LATENT_EPS = 1e-6
@@ -87,9 +89,15 @@ class LatentAttention(nn.Module):
         self, hidden: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None, final: Final | None = None
     ) -> Tensor:
         """Outputs of all rows, or of ``final``'s alone; ``turns.rows`` are the angles of those rows."""
-        pool.write_kv(layer, batch.kv_slots, *self.project_keys(hidden))
+        kept = self.project_keys(hidden)
+        pool.write_kv(layer, batch.kv_slots, *kept)
         rows = hidden if final is None else hidden.index_select(0, final.tokens)
         q, rotary_q = self.project_queries(rows)
+        if batch.kernels is not None and batch.kernels.attention is not None:
+            values = self._through_pages(q, rotary_q, batch.kernels, pool, layer, turns, final is not None)
+            for context in () if final is not None else batch.contexts:
+                self._densely(q, rotary_q, kept, context, turns, values)
+            return self.output(values, rows)
         if turns is not None:
             rotary_q = rotate(rotary_q, turns.rows)
         contexts = batch.contexts if final is None else final.contexts
@@ -101,6 +109,47 @@ class LatentAttention(nn.Module):
                 keys = keys if turns is None else rotate(keys, turns.keys[number])
                 (self._absorbed if few[number] else self._expanded)(mixed, keys, latents, context)
         return self.output(mixed.values, rows)
+
+    def _through_pages(
+        self,
+        q: Tensor,
+        rotary_q: Tensor,
+        kernels: KernelPlan,
+        pool: Pool,
+        layer: int,
+        turns: Turns | None,
+        is_final: bool,
+    ) -> Tensor:
+        """``[N, H, V]``: tiles of absorbed queries against the latents where they lie."""
+        plan = kernels.final_attention if is_final else kernels.attention
+        assert plan is not None, "the step was not planned for pages"
+        if not len(plan.tile_chain):
+            return q.new_empty((len(q), self.shape.num_heads, self.shape.value_dim))
+        table = None if turns is None else turns.table
+        cos, sin = (None, None) if table is None else (table.cos, table.sin)
+        absorbed = torch.cat([_by_head(q, self.heads[0].mT), rotary_q], dim=-1)
+        keys, latents = pool.keys[layer], pool.values[layer]
+        mixed = paged.attend_latent(absorbed, keys, latents, plan, cos=cos, sin=sin, scale=self.shape.scale)
+        return _by_head(mixed, self.heads[1]).contiguous()
+
+    def _densely(
+        self,
+        q: Tensor,
+        rotary_q: Tensor,
+        kept: tuple[Tensor, Tensor],
+        context: Context,
+        turns: Turns | None,
+        out: Tensor,
+    ) -> None:
+        """A chain whose keys are its own rows: against keys and values expanded from these."""
+        span = context.blocks[0].tokens
+        keys, latents, turned = kept[0][span], kept[1][span], rotary_q[span]
+        if turns is not None:
+            angles = Angles(turns.rows.cos[span], turns.rows.sin[span])
+            keys, turned = rotate(keys, angles), rotate(turned, angles)
+        block = replace(context.blocks[0], tokens=slice(0, len(latents)))
+        mixed = _Mixed(torch.cat([q[span], turned], dim=-1), out[span], q[:0], q[:0])
+        self._expanded(mixed, keys, latents, replace(context, blocks=(block,)))
 
     def project_queries(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, H, key_dim]`` and ``[N, H, rotary_dim]``, before rotation, pairs as ``rotate`` wants them."""

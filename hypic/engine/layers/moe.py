@@ -1,8 +1,9 @@
 """A mixture of gated feed-forward experts (GShard, arXiv 2006.16668; Mixtral, arXiv 2401.04088).
 
 Routers say which experts a token goes to and with what weight; experts do the work; a shared expert sees every token
-(DeepSeekMoE, arXiv 2401.06066). Tokens are sorted by expert. On CUDA in bf16 all experts are one grouped matrix
-product between kernels of ours, which asks nothing of the host; elsewhere the experts that were hit are run in turn.
+(DeepSeekMoE, arXiv 2401.06066). Tokens are sorted by expert. On CUDA all experts are one product, a kernel of ours
+where each gets few rows and torch's grouped one where they get many, and nothing is asked of the host; elsewhere the
+experts that were hit are run in turn.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def grouped_product() -> GroupedProduct | None:
 class Experts(nn.Module):
     """``gate_up_proj [E, 2 I, hidden]`` and ``down_proj [E, hidden, I]``; each expert is a SwiGLU."""
 
+    is_gated = True
+
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(num_experts, 2 * intermediate_size, hidden_size))
@@ -36,26 +39,50 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """``x [N, hidden]``, ``weights, chosen [N, k]`` -> the weighted sum of the chosen experts, ``[N, hidden]``."""
+        if self.asks_no_host(x):
+            return kernels.combine(*self.spread(x, chosen), weights)
         order = chosen.flatten().argsort(stable=True)
         experts = torch.arange(len(self.down_proj), device=x.device)
         ends = torch.searchsorted(chosen.flatten()[order], experts, right=True)
-        made = self.run(x.index_select(0, order // chosen.shape[1]), ends)
+        made = self.run_in_turn(x.index_select(0, order // chosen.shape[1]), ends)
         by_token = torch.empty_like(made).index_copy(0, order, made).view(*chosen.shape, x.shape[-1])
         return (weights.to(x.dtype)[:, None] @ by_token)[:, 0]
 
-    def run(self, rows: Tensor, ends: Tensor) -> Tensor:
-        """``rows [n, hidden]`` sorted by expert; those of expert ``e`` end before ``ends[e]``."""
-        product = grouped_product() if self.can_group(rows) else None
-        return self.run_in_turn(rows, ends) if product is None else self.run_grouped(rows, ends, product)
+    def asks_no_host(self, x: Tensor) -> bool:
+        """Whether where rows end is read on the device alone, so that a graph of this can be replayed."""
+        return self.can_group(x) or self.can_multiply(x)
 
-    def can_group(self, rows: Tensor) -> bool:
-        """Whether the grouped product takes these: bf16 on CUDA, rows of whole 16 bytes."""
+    def can_group(self, x: Tensor) -> bool:
+        """Whether torch's grouped product takes these: bf16 on CUDA, rows of whole 16 bytes."""
         is_aligned = all(size % 8 == 0 for size in self.down_proj.shape[1:])
-        return rows.is_cuda and rows.dtype == torch.bfloat16 and is_aligned
+        return x.is_cuda and x.dtype == torch.bfloat16 and is_aligned and grouped_product() is not None
+
+    def can_multiply(self, x: Tensor) -> bool:
+        """Whether kernels of ours do: floating types up to fp32 on CUDA, where nothing is trained."""
+        return kernels.multiplies(x, self.into, self.down_proj, is_gated=self.is_gated)
+
+    @property
+    def into(self) -> Tensor:
+        """The matrices ``[E, width, hidden]`` that tokens meet first."""
+        return self.gate_up_proj
+
+    def spread(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """What the chosen experts make of ``x``, ``[N k, hidden]`` sorted by expert, and the places ``[N, k]`` of each
+        token's rows in it; ``asks_no_host`` must be true."""
+        num_experts, chosen = len(self.down_proj), chosen.to(torch.int32).contiguous()
+        product = grouped_product() if self.can_group(x) else None
+        is_for_few = product is None or kernels.fits(chosen.numel(), num_experts)
+        if product is None or (is_for_few and self.can_multiply(x)):
+            tokens, places, ends = kernels.order(chosen, num_experts)
+            hidden = kernels.gate_up(x, self.into, ends, tokens=tokens, is_gated=self.is_gated)
+            return kernels.down(hidden, self.down_proj, ends), places
+        rows, places, ends = kernels.scatter(x, chosen, num_experts)
+        return self.run_grouped(rows, ends, product), places
 
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
+        """``rows [n, hidden]`` sorted by expert; those of expert ``e`` end before ``ends[e]``."""
         offsets = ends.to(torch.int32)
-        gate, up = product(rows, self.gate_up_proj.mT, offs=offsets).chunk(2, dim=-1)
+        gate, up = product(rows, self.into.mT, offs=offsets).chunk(2, dim=-1)
         return product(gated(gate, up), self.down_proj.mT, offs=offsets)
 
     def run_in_turn(self, rows: Tensor, ends: Tensor) -> Tensor:
@@ -74,10 +101,16 @@ class Experts(nn.Module):
 class UngatedExperts(Experts):
     """``up_proj [E, I, hidden]`` and ``down_proj [E, hidden, I]``; each expert is ``down(relu(up(x))^2)``."""
 
+    is_gated = False
+
     def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int) -> None:
         nn.Module.__init__(self)
         self.up_proj = nn.Parameter(torch.empty(num_experts, intermediate_size, hidden_size))
         self.down_proj = nn.Parameter(torch.empty(num_experts, hidden_size, intermediate_size))
+
+    @property
+    def into(self) -> Tensor:
+        return self.up_proj
 
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
         offsets = ends.to(torch.int32)
@@ -169,9 +202,8 @@ class MoE(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, hidden]`` -> ``[N, hidden]``."""
-        product = grouped_product() if self.experts.can_group(x) else None
-        if product is not None:
-            return self._grouped(x, product)
+        if self.experts.asks_no_host(x):
+            return self._at_once(x)
         out: Tensor = self.experts(x, *self.gate(x))
         if self.shared_expert is None:
             return out
@@ -180,10 +212,9 @@ class MoE(nn.Module):
             shared = shared * self.shared_expert_gate(x).sigmoid()
         return out + shared
 
-    def _grouped(self, x: Tensor, product: GroupedProduct) -> Tensor:
+    def _at_once(self, x: Tensor) -> Tensor:
         weights, chosen = self.gate(x)
-        rows, places, ends = kernels.scatter(x, chosen.to(torch.int32), len(self.experts.down_proj))
-        made = self.experts.run_grouped(rows, ends, product)
+        made, places = self.experts.spread(x, chosen)
         shared = None if self.shared_expert is None else self.shared_expert(x)
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate.weight[0]
         return kernels.combine(made, places, weights, shared=shared, x=None if gate is None else x, gate=gate)

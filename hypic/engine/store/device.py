@@ -121,6 +121,13 @@ class DeviceStore:
         """Forget all entries that nobody uses; how many."""
         return sum(self.remove(key) for key in list(self._idle))
 
+    def demote_all(self) -> int:
+        """Evict all entries that nobody uses, as if memory were short; how many."""
+        evictions = self._counts["evictions"]
+        while self._evict("states"):
+            pass
+        return self._counts["evictions"] - evictions
+
     def release(self, entry: CachedSegment) -> None:
         """Give an entry's pages and slots back to the pool."""
         self.pool.drop_pages(entry.pages)

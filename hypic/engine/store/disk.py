@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -109,9 +110,13 @@ class DiskTier:
             self._forget(key)
             return was_there
 
+    def foreign_folders(self) -> list[str]:
+        """Where other models' entries stand."""
+        return [folder for folder in folders_in(self.root) if folder != str(self.folder)]
+
     def entries(self) -> list[Stored]:
         with self._lock:
-            return list(self._entries.values())
+            return [replace(stored, hits=self._uses[key] - 1) for key, stored in self._entries.items()]
 
     @property
     def stats(self) -> TierStats:
@@ -190,6 +195,7 @@ class DiskTier:
                 os.ftruncate(descriptor, len(buffer))
                 if not self._make_room():
                     return self._give_up(temporary)
+                encoding.seal(buffer)  # here, on the writer's thread, rather than where entries are made
                 write_all(descriptor, memoryview(buffer.numpy()))  # type: ignore[arg-type]
                 os.fsync(descriptor)
             finally:

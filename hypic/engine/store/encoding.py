@@ -34,8 +34,11 @@ from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart
 from hypic.errors import StoreCorrupt
 
 
-def encode(image: EntryImage, pin: bool = False) -> Tensor:
-    """One buffer of bytes on the host, ``[n]`` of uint8, in pinned memory if ``pin``."""
+def encode(image: EntryImage, pin: bool = False, has_checksum: bool = True) -> Tensor:
+    """One buffer of bytes on the host, ``[n]`` of uint8, in pinned memory if ``pin``; the image may lie on a device.
+
+    Without its checksum (``seal`` writes it) a buffer is good in memory, and no file.
+    """
     tensors = dict(sorted(_all_tensors(image).items(), key=lambda item: -item[1].element_size()))
     header = write_header(image, tensors)
     buffer = torch.empty(len(header) + sum(map(size_of, tensors.values())), dtype=torch.uint8, pin_memory=pin)
@@ -43,10 +46,16 @@ def encode(image: EntryImage, pin: bool = False) -> Tensor:
     start = len(header)
     for tensor in tensors.values():
         stop = start + size_of(tensor)
-        buffer[start:stop] = tensor.contiguous().view(-1).view(torch.uint8)
+        buffer[start:stop].copy_(tensor.contiguous().view(-1).view(torch.uint8), non_blocking=True)
         start = stop
-    digits = torch.frombuffer(bytearray(checksum(buffer).encode()), dtype=torch.uint8)
-    buffer[CHECKSUM] = digits
+    if any(tensor.device.type == "cuda" for tensor in tensors.values()):
+        torch.cuda.current_stream().synchronize()
+    return seal(buffer) if has_checksum else buffer
+
+
+def seal(buffer: Tensor) -> Tensor:
+    """Write an encoded entry's checksum into its place."""
+    buffer[CHECKSUM] = torch.frombuffer(bytearray(checksum(buffer).encode()), dtype=torch.uint8)
     return buffer
 
 

@@ -70,10 +70,14 @@ class Expiry:
         self.watch(entry)
 
     def watch(self, entry: CachedSegment) -> None:
-        """Takes note of an entry's time, unless an earlier one of its key is known."""
-        if entry.expires_s is not None and entry.expires_s < self._times.get(entry.key, float("inf")):
-            self._times[entry.key] = entry.expires_s
-            heapq.heappush(self._heap, (entry.expires_s, entry.key))
+        """Takes note of an entry's time."""
+        self.note(entry.key, entry.expires_s)
+
+    def note(self, key: bytes, expires_s: float | None) -> None:
+        """Takes note of a key's time, unless an earlier one is known."""
+        if expires_s is not None and expires_s < self._times.get(key, float("inf")):
+            self._times[key] = expires_s
+            heapq.heappush(self._heap, (expires_s, key))
 
 
 def is_over(entry: CachedSegment) -> bool:

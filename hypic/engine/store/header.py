@@ -48,6 +48,12 @@ class About:
         return int(self.metadata["tokens"])
 
     @property
+    def num_kept_heads(self) -> tuple[int, int]:
+        """Transitions that are kept, of how many."""
+        kept, whole = self.metadata["kept"].split(",")
+        return int(kept), int(whole)
+
+    @property
     def is_snapshot(self) -> bool:
         return self.metadata["snapshot"] == "1"
 
@@ -108,6 +114,7 @@ def _metadata(image: EntryImage) -> dict[str, str]:
         "snapshot": str(int(image.is_snapshot)),
         "deterministic": str(int(image.deterministic)),
         "tokens": str(len(image.ids)),
+        "kept": ",".join(map(str, image.num_kept_heads)),
         "layers": f"{len(image.linear)},{len(image.attention)}",
         "expires_s": "" if image.expires_s is None else repr(image.expires_s),
         "labels": json.dumps(labels),
@@ -117,7 +124,7 @@ def _metadata(image: EntryImage) -> dict[str, str]:
 
 _REQUIRED = (
     *("checksum", "version", "key", "fingerprint", "dtype", "storage", "adapter", "seam", "snapshot"),
-    *("deterministic", "tokens", "layers", "expires_s", "labels"),
+    *("deterministic", "tokens", "kept", "layers", "expires_s", "labels"),
 )
 
 
@@ -130,6 +137,9 @@ def _check_metadata(metadata: Any) -> None:
     if metadata["version"] != str(FORMAT_VERSION):
         raise ValueError(f"format version {metadata['version']:.20}, not {FORMAT_VERSION}")
     int(metadata["tokens"])
+    kept, whole = (int(count) for count in metadata["kept"].split(","))
+    if not 0 <= kept <= whole:
+        raise ValueError("more transitions are kept than there are")
     if len(bytes.fromhex(metadata["key"])) != 32 or len(metadata["checksum"]) != 32:
         raise ValueError("key or checksum has the wrong length")
     if metadata["snapshot"] not in "01" or metadata["deterministic"] not in "01":

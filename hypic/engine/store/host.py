@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -75,7 +76,7 @@ class HostTier:
 
     def entries(self) -> list[Stored]:
         with self._lock:
-            return list(self._stored.values())
+            return [replace(stored, hits=self._uses[key] - 1) for key, stored in self._stored.items()]
 
     @property
     def stats(self) -> TierStats:

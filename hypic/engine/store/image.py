@@ -8,7 +8,8 @@ transitions that were dropped are left out (``LinearPart.heads``). How an image 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,8 +91,18 @@ def _named(image: EntryImage) -> Iterator[tuple[str, Tensor]]:
 
 def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
     """What the pool holds of an entry, copied to the host."""
+    found = view(pool, entry, identity)
+    return replace(
+        found,
+        linear=tuple(LinearPart(*map(_copied, (p.transition, p.end_state, p.tail, p.heads))) for p in found.linear),
+        attention=tuple(AttentionPart(part.keys.cpu(), part.values.cpu()) for part in found.attention),
+    )
+
+
+def view(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
+    """An entry where it lies: good until the pool is written to, and cheap for who copies it elsewhere."""
     slots = torch.from_numpy(entry.kv_slots).to(pool.device)
-    linear = tuple(_export_linear(pool, layer, entry) for layer in range(len(pool.layout.linear)))
+    linear = tuple(_view_linear(pool, layer, entry) for layer in range(len(pool.layout.linear)))
     pairs = [pool.read_kv(layer, slots) for layer in range(len(pool.layout.attention))]
     return EntryImage(
         key=entry.key,
@@ -99,7 +110,7 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
         seam=len(entry.ids) - entry.num_cached,
         identity=identity,
         linear=linear,
-        attention=tuple(AttentionPart(keys.cpu(), values.cpu()) for keys, values in pairs),
+        attention=tuple(AttentionPart(keys, values) for keys, values in pairs),
         is_snapshot=entry.is_snapshot,
         deterministic=entry.deterministic,
         namespace=entry.namespace,
@@ -110,14 +121,19 @@ def export(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
     )
 
 
-def _export_linear(pool: Pool, layer: int, entry: CachedSegment) -> LinearPart:
-    transition = None if entry.transition_slot is None else _copied(pool.transitions[layer][entry.transition_slot])
-    return LinearPart(
-        transition, _copied(pool.states[layer][entry.state_slot]), _copied(pool.tails[layer][entry.state_slot])
-    )
+def _view_linear(pool: Pool, layer: int, entry: CachedSegment) -> LinearPart:
+    state, tail = pool.states[layer][entry.state_slot], pool.tails[layer][entry.state_slot]
+    if entry.transition_slot is None:  # a snapshot is never rounded
+        return LinearPart(None, state, tail)
+    transition, form = pool.transitions[layer][entry.transition_slot], pool.form
+    heads = form.kept_heads(transition)
+    kept = transition if heads is None else transition[heads.long()]
+    return LinearPart(form.at_rest(kept), form.at_rest(state), tail, heads)
 
 
-def _copied(tensor: Tensor) -> Tensor:
+def _copied(tensor: Any) -> Any:
+    if tensor is None:
+        return None
     return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
 
 
@@ -151,20 +167,24 @@ def take(pool: Pool, image: EntryImage) -> CachedSegment:
 def install(pool: Pool, image: EntryImage, entry: CachedSegment) -> None:
     """Write an image into the pages and slots of ``entry``; the image was checked against ``pool.layout``."""
     slots = torch.from_numpy(entry.kv_slots).to(pool.device)
-    for layer, part in enumerate(image.linear):
-        pool.states[layer][entry.state_slot].copy_(part.end_state, non_blocking=True)
-        pool.tails[layer][entry.state_slot].copy_(part.tail, non_blocking=True)
-        if part.transition is not None and entry.transition_slot is not None:
-            _install_transition(pool.transitions[layer][entry.transition_slot], part)
+    pairs = [pair for layer, part in enumerate(image.linear) for pair in _linear_pairs(pool, layer, part, entry)]
+    targets, sources = zip(*pairs, strict=True) if pairs else ((), ())
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)  # on a GPU a few kernels for all layers
     for layer, kept in enumerate(image.attention):
         keys, values = (tensor.to(pool.device, non_blocking=True) for tensor in (kept.keys, kept.values))
         pool.write_kv(layer, slots, keys, values)
 
 
-def _install_transition(target: Tensor, part: LinearPart) -> None:
-    assert part.transition is not None, "a snapshot has no transition"
+def _linear_pairs(pool: Pool, layer: int, part: LinearPart, entry: CachedSegment) -> Iterator[tuple[Tensor, Tensor]]:
+    """What is copied as it is, target first; transitions of which only some heads are kept are written here."""
+    yield pool.states[layer][entry.state_slot], part.end_state
+    yield pool.tails[layer][entry.state_slot], part.tail
+    if part.transition is None or entry.transition_slot is None:
+        return
+    target = pool.transitions[layer][entry.transition_slot]
     if part.heads is None:
-        target.copy_(part.transition, non_blocking=True)
+        yield target, part.transition
         return
     target.zero_()
     heads = part.heads.to(target.device, torch.long)

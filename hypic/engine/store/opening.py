@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hypic.engine.pool import TYPICAL_SEGMENT_TOKENS, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.segment import Identity
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.disk import DiskTier
@@ -48,14 +48,14 @@ def _warn_if_too_small(name: str, budget_bytes: int, pool: Pool) -> None:
     map_bytes = pool.layout.state_bytes + pool.layout.transition_bytes
     least = map_bytes + pool.page_bytes
     if budget_bytes < least:
-        typical = map_bytes + pool.pages_for(TYPICAL_SEGMENT_TOKENS) * pool.page_bytes
+        typical = map_bytes + pool.pages_for(pool.segment_tokens) * pool.page_bytes
         logger.warning(
             "the %s tier of %d bytes can hold nothing: an entry of this model takes %d bytes or more, and one of %d "
             "tokens %d; give it a larger size.",
             name,
             budget_bytes,
             least,
-            TYPICAL_SEGMENT_TOKENS,
+            pool.segment_tokens,
             typical,
         )
 

@@ -25,7 +25,8 @@ class Pending:
     """An entry that is being fetched. ``is_over`` once it is read or lost; ``image`` stays ``None`` if it is lost.
 
     ``is_claimed``: pages and slots are waiting for it; ``is_unwanted``: it was forgotten meanwhile; ``is_extra``: it is
-    not worth waiting for. ``event`` is the device's, of the copies that are under way.
+    not worth waiting for. ``began`` and ``event`` are when the copies into the device begin and end: the device's
+    events, or times.
     """
 
     key: bytes
@@ -37,7 +38,7 @@ class Pending:
     is_claimed: bool = False
     is_unwanted: bool = False
     is_extra: bool = False
-    began_s: float = 0.0
+    began: object = None
     event: object = None
 
     @property

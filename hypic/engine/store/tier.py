@@ -13,7 +13,10 @@ from hypic.engine.store.header import About
 
 @dataclass(frozen=True)
 class Stored:
-    """One entry of a tier, without its tensors; ``num_bytes`` as they count against the budget."""
+    """One entry of a tier, without its tensors; ``num_bytes`` as they count against the budget.
+
+    ``num_kept_heads`` are the heads whose transitions are stored, of how many; ``hits`` are told by ``entries`` alone.
+    """
 
     key: bytes
     num_bytes: int
@@ -21,11 +24,20 @@ class Stored:
     labels: frozenset[Label] = frozenset()
     expires_s: float | None = None
     is_snapshot: bool = False
+    num_kept_heads: tuple[int, int] = (0, 0)
     hits: int = 0
 
     @classmethod
-    def of(cls, about: About, num_bytes: int, hits: int = 0) -> Stored:
-        return cls(about.key, num_bytes, about.num_tokens, about.labels, about.expires_s, about.is_snapshot, hits)
+    def of(cls, about: About, num_bytes: int) -> Stored:
+        return cls(
+            about.key,
+            num_bytes,
+            about.num_tokens,
+            about.labels,
+            about.expires_s,
+            about.is_snapshot,
+            about.num_kept_heads,
+        )
 
     @property
     def num_saved(self) -> int:

@@ -18,8 +18,9 @@ from urllib.parse import urlencode
 from hypic.errors import UnsupportedModel
 from hypic.integrations.remote.connection import Connection
 from hypic.integrations.remote.wire import Answer, entry_of, forgotten_of, policy_fields, report_of, request
+from hypic.kept import CachedEntry, Forgotten
 from hypic.registry import Registry
-from hypic.types import CachedEntry, CacheReport, Completion, Forgotten, Policy, PromptLike, SamplingParams, Segment
+from hypic.types import CacheReport, Completion, Policy, PromptLike, SamplingParams, Segment
 
 _SEGMENTS = "/hypic/segments"
 _WARM_AT_ONCE = 32

@@ -18,11 +18,10 @@ from hypic.errors import (
     UnsupportedModel,
     WorkerLost,
 )
+from hypic.kept import CachedEntry, Forgotten
 from hypic.types import (
-    CachedEntry,
     CacheReport,
     Completion,
-    Forgotten,
     Policy,
     Prompt,
     PromptLike,
@@ -58,7 +57,7 @@ def request(
     namespace: str | None,
 ) -> tuple[str, dict[str, Any]]:
     """The address of a request within the server, and its body: what the caller said and nothing less."""
-    if isinstance(prompt, Prompt) and prompt.namespace is not None:
+    if isinstance(prompt, Prompt) and not prompt.template and prompt.namespace is not None:
         namespace = prompt.namespace
     options = {"namespace": namespace, "split_flat": False, "parse": "reasoning", "return_tokens": True}
     body: dict[str, Any] = {"stream": True, "hypic": {**options, **policy_fields(policy)}}
@@ -145,7 +144,7 @@ def _messages(prompt: PromptLike) -> list[Any]:
         return [{"role": "user", "content": prompt}]
     if not isinstance(prompt, Prompt):
         return list(prompt)
-    tail = Segment(prompt.tail, "turn", cache=False)
+    tail = Segment(prompt.tail, "turn", namespace=prompt.namespace, cache=False)
     system = [_part(segment) for segment in prompt.segments if segment.kind == "system"]
     user = [_part(segment) for segment in (*prompt.segments, tail) if segment.kind != "system"]
     turns = [("system", system)] if system else []

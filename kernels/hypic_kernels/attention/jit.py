@@ -10,4 +10,4 @@ import triton
 
 def jit(function: Callable[..., Any]) -> Any:
     """``triton.jit``, typed whether or not a type checker can see Triton. One kernel serves any number of parts."""
-    return triton.jit(function, do_not_specialize=["num_splits"])
+    return triton.jit(function, do_not_specialize=["num_splits", "out_split_stride", "log_split_stride"])

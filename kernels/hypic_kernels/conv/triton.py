@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hypic_kernels.conv.sources import NOTHING, Config
-from hypic_kernels.launch import Launch, jit
+from hypic_kernels.launch import Launch, jit, jit_for_any
 
 # A kernel sees no other globals than these.
 _NOTHING = tl.constexpr(NOTHING)
@@ -35,7 +35,7 @@ def _find(
     return here + there
 
 
-@jit
+@jit_for_any("N", "R")
 def _convolve(
     x: tl.tensor,
     tails: tl.tensor,
@@ -84,7 +84,7 @@ def _convolve(
         tl.store(target, found.to(scratch.dtype.element_ty), mask=mask)
 
 
-@jit
+@jit_for_any("R")
 def _put(
     scratch: tl.tensor,
     tails: tl.tensor,

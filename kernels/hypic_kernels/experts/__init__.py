@@ -1,13 +1,15 @@
-"""What stands around the products of a mixture of experts: choosing, sorting rows by expert, and adding up again.
+"""A mixture of experts: choosing, sorting rows by expert, products of few rows with many matrices, and adding up.
 
-``route`` takes the best of a softmax, ``scatter`` copies every token to the rows of its experts, sorted by expert and
-without a sort, ``combine`` adds the experts' rows and a gated shared expert. The products themselves are torch's
-grouped ones. Every index stays on the device and every shape follows from the arguments' shapes, so a captured graph
-can be replayed. The definition is ``reference.py``, notes on the kernels in README.md.
+``route`` takes the best of a softmax, ``order`` says which rows an expert has, ``scatter`` copies them there,
+``combine`` adds the experts' rows and a gated shared expert. ``gate_up`` and ``down`` are the products of few rows with
+experts' matrices; of many (see ``fits``), torch's grouped ones are faster. Every index stays on the device and every
+shape follows from the arguments' shapes, so a captured graph can be replayed. The definition is ``reference.py``, notes
+on the kernels in README.md.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,13 +17,18 @@ from torch import Tensor
 
 from hypic_kernels import available, interpreted
 from hypic_kernels.experts import reference
-from hypic_kernels.experts.check import Variant
+from hypic_kernels.experts.check import OrderVariant, ProductVariant, Variant
+from hypic_kernels.experts.layout import Kind, Layout, choose, fits, layouts
+from hypic_kernels.trust import Variant as Trusted
 from hypic_kernels.trust import is_trusted
 
-__all__ = ["Backend", "ExpertsError", "Scattered", "combine", "route", "scatter"]
+__all__ = [
+    "Backend", "ExpertsError", "Layout", "Ordered", "Scattered", "choose", "combine", "down", "fits", "gate_up",
+    "multiplies", "order", "route", "scatter",
+]  # fmt: skip
 
 Backend = Literal["auto", "triton", "reference"]
-STORAGE = (torch.float32, torch.bfloat16, torch.float16)
+STORAGE = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
 MOST_EXPERTS = 1024
 
 
@@ -38,9 +45,16 @@ class Scattered(NamedTuple):
     ends: Tensor
 
 
-def route(
-    logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Backend = "auto"
-) -> tuple[Tensor, Tensor]:
+class Ordered(NamedTuple):
+    """``tokens [N k]`` of the rows sorted by expert, ``places [N, k]`` of each token's rows among them, ``ends [E]`` of
+    each expert's rows; all int32."""
+
+    tokens: Tensor
+    places: Tensor
+    ends: Tensor
+
+
+def route(logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
     """The ``top_k`` best of a softmax over ``logits [N, E]``: weights ``[N, k]`` float32 (float64 if ``logits`` are),
     divided by their sum with ``renormalise``, and experts ``[N, k]`` int32, best first, the lower number in a tie.
 
@@ -70,7 +84,8 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
         ExpertsError: shapes or types do not fit.
     """
     if chosen.ndim != 2 or len(chosen) != len(x) or chosen.dtype != torch.int32 or x.stride(-1) != 1:
-        raise ExpertsError(f"chosen {list(chosen.shape)} {chosen.dtype} must be int32, one row a row of {list(x.shape)}.")
+        about = f"{list(chosen.shape)} {chosen.dtype}"
+        raise ExpertsError(f"chosen is {about}; it must be int32, with a row for each of the rows of {list(x.shape)}.")
     if not _takes_kernel(backend, (x,), Variant(x.device, x.dtype, chosen.shape[1])):
         return Scattered(*reference.scatter(x, chosen, num_experts))
     from hypic_kernels.experts import triton as kernel
@@ -84,6 +99,123 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
     return Scattered(rows, places, both[1])
 
 
+def order(chosen: Tensor, num_experts: int, *, backend: Backend = "auto") -> Ordered:
+    """As ``scatter``, with the numbers of tokens in the place of copies of them.
+
+    ``chosen [N, k]`` int32, each below ``num_experts``. One launch for up to some thousands of rows.
+
+    Raises:
+        ExpertsError: shapes or types do not fit.
+    """
+    if chosen.ndim != 2 or chosen.dtype != torch.int32 or not chosen.is_contiguous():
+        raise ExpertsError(f"chosen {list(chosen.shape)} {chosen.dtype} must be int32 [N, k], and contiguous.")
+    if not _takes_kernel(backend, (chosen,), OrderVariant(chosen.device, chosen.shape[1])):
+        return Ordered(*reference.order(chosen, num_experts))
+    from hypic_kernels.experts import triton as kernel
+
+    tokens, places = chosen.new_empty(chosen.numel()), chosen.new_empty(chosen.shape)
+    ends = chosen.new_empty(num_experts)
+    for launch in kernel.order(chosen, tokens, places, ends):
+        launch.run()
+    return Ordered(tokens, places, ends)
+
+
+def gate_up(
+    x: Tensor,
+    weight: Tensor,
+    ends: Tensor,
+    *,
+    tokens: Tensor | None = None,
+    is_gated: bool = True,
+    backend: Backend = "auto",
+) -> Tensor:
+    """``silu(gate) * up [R, I]`` of rows sorted by expert, ``gate`` and ``up`` the halves of ``x @ weight[expert].T``.
+
+    ``x [R, K]``, or ``[N, K]`` and row ``r`` is ``x[tokens[r]]``, int32; ``weight [E, 2 I, K]``; rows of expert ``e``
+    end before ``ends[e]``, ``[E]`` int32. Not ``is_gated``: ``relu(x @ weight[expert].T)^2`` with ``weight [E, I, K]``.
+    Sums are float32, rounded once. Rows behind the last end are undefined.
+
+    Raises:
+        ExpertsError: shapes or types do not fit.
+    """
+    _check_product(x, weight, ends, tokens)
+    if is_gated and weight.shape[1] % 2:
+        raise ExpertsError(f"weight has shape {list(weight.shape)}; gate and up must be halves of it.")
+    layout = _layout(backend, x, weight, tokens, "silu" if is_gated else "relu2")
+    if layout is None:
+        return reference.gate_up(x, weight, ends, tokens, is_gated)
+    return _product(x, weight, ends, tokens, "silu" if is_gated else "relu2", layout)
+
+
+def down(rows: Tensor, weight: Tensor, ends: Tensor, *, backend: Backend = "auto") -> Tensor:
+    """``rows[r] @ weight[expert].T``, ``[R, D]``: ``rows [R, I]``, ``weight [E, D, I]``, otherwise as ``gate_up``.
+
+    Raises:
+        ExpertsError: shapes or types do not fit.
+    """
+    _check_product(rows, weight, ends, None)
+    layout = _layout(backend, rows, weight, None, "none")
+    return reference.down(rows, weight, ends) if layout is None else _product(rows, weight, ends, None, "none", layout)
+
+
+def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: bool = True) -> bool:
+    """Whether ``gate_up`` with tokens and ``down`` are kernels here, for any number of rows.
+
+    The first call for a type and a width compiles and checks them all.
+    """
+    if not _may_take_kernel((x, up_weight, down_weight)) or not _are_readable(x, up_weight, down_weight):
+        return False
+    widths = (up_weight.shape[-1], down_weight.shape[-1])
+    return _all_trusted(x.device, x.dtype, widths, "silu" if is_gated else "relu2")
+
+
+@functools.cache
+def _all_trusted(device: torch.device, dtype: torch.dtype, widths: tuple[int, int], kind: Kind) -> bool:
+    into = [(kind, True, widths[0], each) for each in layouts(kind, dtype)]
+    back: list[tuple[Kind, bool, int, Layout]] = [("none", False, widths[1], each) for each in layouts("none", dtype)]
+    products = [_product_variant(device, dtype, *each) for each in [*into, *back]]
+    return all(map(is_trusted, products))
+
+
+def _product_variant(
+    device: torch.device, dtype: torch.dtype, kind: Kind, is_indexed: bool, width: int, layout: Layout
+) -> ProductVariant:
+    return ProductVariant(device, dtype, kind, is_indexed, width % layout.config.block_k, layout)
+
+
+def _layout(backend: Backend, x: Tensor, weight: Tensor, tokens: Tensor | None, kind: Kind) -> Layout | None:
+    """How the kernel is laid out; ``None`` where the reference is taken."""
+    layout = choose(len(x) if tokens is None else len(tokens), len(weight), kind, x.dtype)
+    variant = _product_variant(x.device, x.dtype, kind, tokens is not None, x.shape[1], layout)
+    takes_kernel = _are_readable(x, weight) and _takes_kernel(backend, (x, weight), variant)
+    return layout if takes_kernel else None
+
+
+def _are_readable(x: Tensor, *weights: Tensor) -> bool:
+    """Matrices of the rows' type that lie as a whole."""
+    return all(weight.is_contiguous() and weight.dtype == x.dtype for weight in weights)
+
+
+def _product(x: Tensor, weight: Tensor, ends: Tensor, tokens: Tensor | None, kind: Kind, layout: Layout) -> Tensor:
+    from hypic_kernels.experts import products
+
+    num_columns = weight.shape[1] // 2 if kind == "silu" else weight.shape[1]
+    out = x.new_empty((len(x) if tokens is None else len(tokens), num_columns))
+    products.multiply(x, weight, ends, tokens, kind, out, layout).run()
+    return out
+
+
+def _check_product(x: Tensor, weight: Tensor, ends: Tensor, tokens: Tensor | None) -> None:
+    shapes = f"rows {list(x.shape)}, weight {list(weight.shape)} and ends {list(ends.shape)}"
+    if x.ndim != 2 or weight.ndim != 3 or weight.shape[-1] != x.shape[1] or ends.shape != weight.shape[:1]:
+        raise ExpertsError(f"{shapes} must be [R, K], [E, N, K] and [E].")
+    if weight.dtype != x.dtype or x.stride(-1) != 1:
+        raise ExpertsError(f"weight {weight.dtype} and rows {x.dtype} must be of one type, rows without gaps.")
+    for name, numbers in {"ends": ends, **({} if tokens is None else {"tokens": tokens})}.items():
+        if numbers.ndim != 1 or numbers.dtype != torch.int32 or not numbers.is_contiguous():
+            raise ExpertsError(f"{name} is {numbers.dtype} {list(numbers.shape)}; it must be int32, without gaps.")
+
+
 def combine(
     rows: Tensor,
     places: Tensor,
@@ -94,7 +226,7 @@ def combine(
     gate: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
-    """``out[n] = sum_j weights[n, j] rows[places[n, j]] + sigmoid(x[n] . gate) shared[n]``, ``[N, D]`` in ``rows``' type.
+    """``out[n] = sum_j weights[n, j] rows[places[n, j]] + sigmoid(x[n] . gate) shared[n]``: ``[N, D]``, as ``rows``.
 
     ``weights [N, k]``; ``shared [N, D]`` or none; ``gate [D']`` with ``x [N, D']``, or none, and then the shared
     expert counts whole. Sums are float32.
@@ -128,12 +260,16 @@ def _check_combine(
         raise ExpertsError("a gate takes a shared expert and one row of inputs of its width a token.")
 
 
-def _takes_kernel(backend: Backend, tensors: tuple[Tensor, ...], variant: Variant) -> bool:
-    """Whether the kernel is asked for, or ``auto`` may mean it: CUDA, types that it reads, no gradient, and trusted."""
+def _takes_kernel(backend: Backend, tensors: tuple[Tensor, ...], variant: Trusted) -> bool:
+    """Whether the kernel is asked for, or ``auto`` may mean it and it is trusted."""
     if backend != "auto":
         return backend == "triton"
+    return _may_take_kernel(tensors) and is_trusted(variant)
+
+
+def _may_take_kernel(tensors: tuple[Tensor, ...]) -> bool:
+    """CUDA, types that kernels read, no gradient."""
     if not tensors[0].is_cuda or not available() or interpreted():
         return False
     wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    is_readable = all(tensor.dtype in STORAGE and tensor.stride(-1) == 1 for tensor in tensors)
-    return is_readable and not wants_gradient and is_trusted(variant)
+    return not wants_gradient and all(tensor.dtype in STORAGE and tensor.stride(-1) == 1 for tensor in tensors)

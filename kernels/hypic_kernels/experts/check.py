@@ -1,4 +1,4 @@
-"""The self-check at first use: what decides which machine code runs, and its error on a small random problem."""
+"""The self-checks at first use: what decides which machine code runs, and its error on a small random problem."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hypic_kernels.experts import reference
+from hypic_kernels.experts.layout import Kind, Layout
 from hypic_kernels.trust import relative_error
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -51,3 +52,70 @@ def _tokens(places: torch.Tensor) -> torch.Tensor:
     tokens = torch.empty(places.numel(), dtype=torch.long, device=places.device)
     tokens[places.flatten().long()] = torch.arange(len(places), device=places.device).repeat_interleave(places.shape[1])
     return tokens
+
+
+@dataclass(frozen=True)
+class OrderVariant:
+    device: torch.device
+    top_k: int
+
+    @property
+    def tolerance(self) -> float:
+        return 0.0
+
+    def measure(self) -> float:
+        """How many numbers are wrong."""
+        from hypic_kernels.experts import triton as kernel
+
+        num_experts = 40 + self.top_k
+        scores = torch.randn(77, num_experts, generator=torch.Generator().manual_seed(2))
+        chosen = scores.argsort(dim=1)[:, : self.top_k].to(self.device, torch.int32).contiguous()
+        tokens, places = (torch.full_like(chosen, -1) for _ in range(2))
+        ends = torch.full((num_experts,), -1, dtype=torch.int32, device=self.device)
+        for launch in kernel.order(chosen, tokens.view(-1), places, ends):
+            launch.run()
+        exact = reference.order(chosen, num_experts)
+        found = (tokens.view(-1), places, ends)
+        return float(sum(int((one != other).sum()) for one, other in zip(found, exact, strict=True)))
+
+
+@dataclass(frozen=True)
+class ProductVariant:
+    """``rest``: what is left of the width of the sum behind whole blocks; it decides over masks and alignment."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kind: Kind
+    is_indexed: bool
+    rest: int
+    layout: Layout
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-5 + EPSILON.get(self.dtype, 0.0)
+
+    def measure(self) -> float:
+        """Experts without rows, with one, with a block and more, all but theirs NaN."""
+        from hypic_kernels.experts import products
+
+        x, weight, ends, tokens = self._problem()
+        out = x.new_full((int(ends[-1]), weight.shape[1] // (2 if self.kind == "silu" else 1)), torch.nan)
+        products.multiply(x, weight, ends, tokens, self.kind, out, self.layout).run()
+        if self.kind == "none":
+            rows = x if tokens is None else x.index_select(0, tokens)
+            exact = reference.down(rows.double(), weight.double(), ends)
+        else:
+            exact = reference.gate_up(x.double(), weight.double(), ends, tokens, self.kind == "silu")
+        return relative_error(out, exact)
+
+    def _problem(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        config = self.layout.config
+        width, num_columns = 3 * config.block_k + self.rest, 2 * config.block_n + 6
+        counts = torch.tensor([0, 1, 0, config.block_m + 3, 2, config.block_m, 0, 0, 1])
+        ends = counts.cumsum(0).to(self.device, torch.int32)
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(int(ends[-1]), width, generator=generator)
+        weight = torch.randn(len(counts), num_columns, width, generator=generator) / width**0.5
+        weight[counts == 0] = torch.nan
+        tokens = torch.randperm(len(x), generator=generator).to(self.device, torch.int32) if self.is_indexed else None
+        return x.to(self.device, self.dtype), weight.to(self.device, self.dtype), ends, tokens

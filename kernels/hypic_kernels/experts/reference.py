@@ -1,9 +1,12 @@
-"""What ``route``, ``scatter`` and ``combine`` mean: plain torch, any device and floating type."""
+"""What the operations of this package mean: plain torch, any device and floating type."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def route(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
@@ -21,6 +24,43 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor
     places = torch.empty_like(order).index_copy(0, order, torch.arange(len(order), device=x.device))
     ends = torch.bincount(flat, minlength=num_experts).cumsum(0)
     return x.index_select(0, order // chosen.shape[1]), places.view(chosen.shape).to(torch.int32), ends.to(torch.int32)
+
+
+def order(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    tokens = torch.arange(len(chosen), dtype=torch.int32, device=chosen.device)[:, None]
+    rows, places, ends = scatter(tokens, chosen, num_experts)
+    return rows[:, 0], places, ends
+
+
+def gate_up(x: Tensor, weight: Tensor, ends: Tensor, tokens: Tensor | None, is_gated: bool) -> Tensor:
+    def activated(product: Tensor) -> Tensor:
+        if not is_gated:
+            return F.relu(product).square()
+        gate, up = product.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    return _products(x if tokens is None else x.index_select(0, tokens), weight, ends, activated)
+
+
+def down(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return _products(rows, weight, ends, lambda product: product)
+
+
+def _products(rows: Tensor, weight: Tensor, ends: Tensor, finish: Callable[[Tensor], Tensor]) -> Tensor:
+    """Rounded once; rows behind the last end are zero."""
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    made = [finish(rows[run].to(dtype) @ weight[expert].to(dtype).T) for expert, run in _runs(ends)]
+    made.append(finish(rows.new_zeros((len(rows) - sum(map(len, made)), weight.shape[1]), dtype=dtype)))
+    return torch.cat(made).to(rows.dtype)
+
+
+def _runs(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """Experts that have rows, and which."""
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > start:
+            yield expert, slice(start, end)
+        start = end
 
 
 def combine(

@@ -1,13 +1,16 @@
-"""Kernels around the experts' products; a program per token, but for ranks."""
+"""Kernels around the experts' products; a program per token, but for ranks and order."""
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from hypic_kernels.launch import Launch, jit
+from hypic_kernels.launch import Launch, jit, jit_for_any
 
 RANKS_AT_ONCE = 256
+ORDERED_AT_ONCE = 32
+COMPARED_AT_ONCE = 256
+MOST_COMPARED = 8192
 
 
 @jit
@@ -44,7 +47,7 @@ def _route(
     tl.store(chosen + places, number, mask=slots < TOP_K)
 
 
-@jit
+@jit_for_any("NUM")
 def _rank(chosen: tl.tensor, ranks: tl.tensor, counts: tl.tensor, NUM: tl.tensor, BLOCK: tl.constexpr) -> None:
     """How many rows of its expert came before each; the counts are left behind."""
     here = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -87,6 +90,42 @@ def _scatter(
             channels = start + tl.arange(0, BLOCK_D)
             found = tl.load(x + token * pitch + channels, mask=channels < D)
             tl.store(rows + place.to(tl.int64) * D + channels, found, mask=channels < D)
+
+
+@jit_for_any("NUM")
+def _order(
+    chosen: tl.tensor,
+    tokens: tl.tensor,
+    places: tl.tensor,
+    ends: tl.tensor,
+    NUM: tl.tensor,
+    E: tl.tensor,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+) -> None:
+    """A row's place is the number of rows before it, an expert's end that of rows of it and of lower experts.
+
+    Both are counted over all rows: nothing is shared between programs, and rows of an expert keep their order.
+    """
+    blocks = (NUM + BLOCK - 1) // BLOCK
+    is_rows = tl.program_id(0) < blocks
+    here = tl.where(is_rows, tl.program_id(0), tl.program_id(0) - blocks) * BLOCK + tl.arange(0, BLOCK)
+    # An expert ends before the first row of the next one.
+    mine = tl.where(is_rows, tl.load(chosen + here, mask=is_rows & (here < NUM), other=0), here + 1)
+    number = tl.where(is_rows, here, 0)
+    count = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, NUM, AT_ONCE):
+        others = start + tl.arange(0, AT_ONCE)
+        other = tl.load(chosen + others, mask=others < NUM, other=2147483647)
+        is_before = other[None, :] < mine[:, None]
+        is_before |= (other[None, :] == mine[:, None]) & (others[None, :] < number[:, None])
+        count += tl.sum(is_before.to(tl.int32), axis=1)
+    if is_rows:
+        tl.store(places + here, count, mask=here < NUM)
+        tl.store(tokens + count, here // TOP_K, mask=here < NUM)
+    else:
+        tl.store(ends + here, count, mask=here < E)
 
 
 @jit
@@ -154,6 +193,18 @@ def scatter(
     }  # fmt: skip
     copies = Launch(_scatter, (len(x),), (x, chosen, rows, ranks, places, counts, ends, x.stride(0)), constants, 4)
     return ranking, copies
+
+
+def order(chosen: Tensor, tokens: Tensor, places: Tensor, ends: Tensor) -> tuple[Launch, ...]:
+    """One launch that compares every row with every other; where these are too many, numbers are scattered as rows."""
+    num, num_experts = chosen.numel(), len(ends)
+    if num > MOST_COMPARED:
+        numbers = torch.arange(len(chosen), dtype=torch.int32, device=chosen.device)[:, None]
+        return scatter(numbers, chosen, tokens, places, torch.zeros_like(ends), ends)
+    grid = (-(-num // ORDERED_AT_ONCE) + -(-num_experts // ORDERED_AT_ONCE),)
+    arguments = (chosen, tokens, places, ends, num, num_experts)
+    constants = {"TOP_K": chosen.shape[1], "BLOCK": ORDERED_AT_ONCE, "AT_ONCE": COMPARED_AT_ONCE}
+    return (Launch(_order, grid, arguments, constants, 4),)
 
 
 def combine(

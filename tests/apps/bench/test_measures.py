@@ -108,7 +108,16 @@ def test_a_start_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ended with exit code 1" in capsys.readouterr().err
 
 
-MEASURES = ("ttft", "encode", "decode", "memory", "start", "load", "potential")
+def test_segments_come_from_every_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ("--segments", "3", "--segment-tokens", "64", "--runs", "2", "--warmup", "0", "--disk-size", "64MiB")
+    (record,) = bench(capsys, "tiers", *grid)
+    assert all(record[f"{arm}_ms_p50"] > 0 for arm in ("device", "host", "disk", "encode", "chosen"))
+    assert 0.0 <= record["loaded_share"] <= 1.0 and record["entry_bytes"] > 0
+    kept, whole = record["num_kept_heads"]
+    assert kept == whole > 0, "nothing is dropped unless it is asked for"
+
+
+MEASURES = ("ttft", "encode", "decode", "memory", "tiers", "start", "load", "potential")
 
 
 @pytest.mark.parametrize("name", MEASURES)
@@ -142,6 +151,7 @@ def test_every_measurement_has_a_table(capsys: pytest.CaptureFixture[str]) -> No
         ["encode", "--segments", "2", "--segment-tokens", "64", "--runs", "1"],
         ["decode", "--batch", "2", "--context", "64", "--steps", "2", "--warmup", "1"],
         ["memory", "--batch", "1,2", "--segments", "2", "--segment-tokens", "64"],
+        ["tiers", "--segments", "2", "--segment-tokens", "64", "--runs", "1", "--warmup", "0"],
     ):
         assert main(["bench", *arguments, *TINY]) == 0
         out = capsys.readouterr().out.splitlines()

@@ -10,17 +10,8 @@ from typing import Any
 from hypic.config import EngineConfig
 from hypic.engine.plan import Piece
 from hypic.errors import HypicError
-from hypic.types import (
-    CachedEntry,
-    CacheReport,
-    Completion,
-    Forgotten,
-    Policy,
-    PromptLike,
-    SamplingParams,
-    Segment,
-    SegmentReport,
-)
+from hypic.kept import CachedEntry, Forgotten
+from hypic.types import CacheReport, Completion, Policy, PromptLike, SamplingParams, Segment, SegmentReport
 from tests.integrations.scripted import ScriptedEngine
 
 STATS: Mapping[str, Any] = {

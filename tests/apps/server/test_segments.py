@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from hypic.errors import StoreFull
-from hypic.types import CacheReport, Prompt, SegmentReport
+from hypic.integrations.remote import RemoteEngine
+from hypic.types import CacheReport, Prompt, Segment, SegmentReport
+from hypic_apps.cli.main import main
 from hypic_apps.server.wire import told_to
 from tests.apps.server.scripted import ServedScript
 from tests.apps.server.serving import Process, until
@@ -85,6 +87,23 @@ def test_entries_are_listed_and_pinned(http: httpx.Client) -> None:
     assert any(e["is_pinned"] for e in http.get("/v1/hypic/entries").json()["data"])
     assert http.put(f"{SEGMENTS}/pin", params={"name": "weir", "pinned": "false"}).json()["num_changed"] == 1
     assert http.put(f"{SEGMENTS}/pin").status_code == 400
+
+
+def test_the_client_and_hypic_cache_ask_a_running_server(
+    http: httpx.Client, server: Process, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "The sluice below the mill is opened in March, when the snow of the hills comes down the river."
+    with RemoteEngine(server.url) as engine:
+        engine.warm([Segment(text, name="sluice", source="sluice.md")])
+        (entry,) = [entry for entry in engine.entries() if ("sluice", "sluice.md") in entry.labels]
+        assert entry.kind == "segment" and entry.tier == "device"
+        assert engine.pin(name="sluice") == 1 and engine.unpin(name="sluice") == 1
+    for action in ("ls", "stat"):
+        assert main(["cache", action, "--url", server.url]) == 0
+    assert "sluice.md sluice" in capsys.readouterr().out
+    assert main(["cache", "forget", "--url", server.url, "--source", "sluice.md"]) == 0
+    assert "1 entries" in capsys.readouterr().out
+    assert not any("sluice" in str(e["labels"]) for e in http.get("/v1/hypic/entries").json()["data"])
 
 
 def test_a_tenant_is_not_told_what_another_one_has(http: httpx.Client) -> None:

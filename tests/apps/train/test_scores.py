@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from dataclasses import asdict
 from pathlib import Path
@@ -95,3 +96,17 @@ def test_the_command_prints_scores_of_an_exported_model(exported: Path, capsys: 
 def test_the_command_writes_items(exported: Path) -> None:
     assert exam(exported, "--smoke", str(exported / "items.json.xz")) == 0
     assert [len(item.passages) for item in smoke.read(exported / "items.json.xz")] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["lists", "documents", "two_hop_think"])
+def test_longer_answers_are_examined_too(name: str, corpus: Corpus, encoder: Encoder) -> None:
+    papers = Papers(corpus, schema.load(), encoder)
+    makers = {"lists": papers.lists(5), "documents": papers.documents(2)}
+    maker = makers.get(name) or papers.worlds(10, "test", "2hop_think")
+    for item in papers.items(maker, 4, 1):
+        text = " ".join(item.passages)
+        if name == "lists":
+            parts = [part.strip() for part in re.split(r"\(\d\)", item.answer) if part.strip()]
+            assert len(parts) == 5 and all(text.startswith(p) for p, text in zip(parts, item.passages, strict=True))
+        else:
+            assert item.answer.split("\nAnswer: ")[-1].lower() in text.lower()

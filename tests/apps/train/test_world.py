@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
 
-from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.corpus import Corpus, Gloss
+from hypic_apps.train.invented import Inventor, past, plural
 from hypic_apps.train.names import MAKERS, Names
 from hypic_apps.train.passages import PRONOUNS
+from hypic_apps.train.scenes import FACTS, LISTS, documents, key_facts, updates, wording
 from hypic_apps.train.schema import Schema, Split
-from hypic_apps.train.world import KINDS, NOT_STATED, World, key_facts, updates
+from hypic_apps.train.world import KINDS, NOT_STATED, THINK, World
 
 SEEDS = range(60)
 
@@ -104,5 +107,82 @@ def test_two_hops_end_at_a_fact(corpus: Corpus, relations: Schema) -> None:
         values = {fact.value for fact in made.facts}
         asks = made.two_hop_asks(3)
         found += len(asks)
-        assert all(ask.answer in values for ask in asks)
+        assert all(ask.answer.split("\nAnswer: ")[-1] in values for ask in asks)
     assert found > 5
+
+
+def inventive(corpus: Corpus, relations: Schema, seed: int) -> World:
+    made = world(corpus, relations, seed)
+    made.inventor = Inventor((*corpus.glosses, *(Gloss(f"{g.word}ize", "v", g.text) for g in corpus.glosses)))
+    return made
+
+
+def test_invented_relations_are_asked_in_the_words_they_are_told_in(corpus: Corpus, relations: Schema) -> None:
+    seen = 0
+    for seed in SEEDS:
+        made = inventive(corpus, relations, seed)
+        passages = made.passages(6, 4)
+        for passage in passages:
+            assert all(ask.answer.lower() in passage.text.lower() for ask in passage.asks)
+            assert "{" not in passage.text and not any("{" in ask.question for ask in passage.asks)
+        for fact in (f for f in made.facts if f.relation.invented):
+            seen += 1
+            words = {w for t in fact.relation.statements for w in t.split()} - {"{s}", "{o}"}
+            assert any(words & set(q.rstrip("?.").split()) for q in fact.relation.questions)
+    assert seen > 30
+
+
+def test_words_are_inflected() -> None:
+    assert [past(v) for v in ("carry", "bake", "play", "ask")] == ["carried", "baked", "played", "asked"]
+    assert [plural(n) for n in ("box", "city", "day", "mill")] == ["boxes", "cities", "days", "mills"]
+
+
+def test_reasoning_states_both_facts_before_it_answers(corpus: Corpus, relations: Schema) -> None:
+    seen = 0
+    for seed in SEEDS:
+        made = world(corpus, relations, seed)
+        made.passages(10, 5)
+        for ask in made.two_hop_asks(4):
+            first, second = ask.about
+            assert first.value == second.subject and second.value != first.subject
+            if ask.kind == "2hop_think":
+                seen += 1
+                steps, answer = ask.answer.split("\nAnswer: ")
+                assert answer == second.value and first.value in steps and second.value in steps
+                assert ask.question.endswith(THINK)
+    assert seen > 10
+
+
+def test_training_balances_what_it_asks(corpus: Corpus, relations: Schema) -> None:
+    kinds: Counter[str] = Counter()
+    for seed in range(150):
+        made = world(corpus, relations, seed)
+        asks = [ask for passage in made.passages(12, 5) for ask in passage.asks]
+        kinds.update(ask.kind for ask in [*asks, *made.training_asks(len(asks))])
+    shares = {kind: number / kinds.total() for kind, number in kinds.items()}
+    assert 0.04 < shares["none"] < 0.12 and 0.1 < shares["2hop"] + shares["2hop_think"] < 0.4
+
+
+def test_things_that_no_passage_tells_of_are_not_stated(corpus: Corpus, relations: Schema) -> None:
+    made = world(corpus, relations, 4)
+    text = " ".join(passage.text for passage in made.passages(6, 4))
+    before = {fact.subject for fact in made.facts}
+    for ask in made.unknown_asks(10):
+        assert ask.answer == NOT_STATED and not any(subject in ask.question for subject in before if subject in text)
+
+
+def test_pieces_of_documents_keep_the_name_for_the_first(corpus: Corpus, relations: Schema) -> None:
+    for seed in SEEDS:
+        made = world(corpus, relations, seed)
+        for passage in documents(made, 2, (3, 6)):
+            (ask,) = passage.asks
+            subject = passage.facts[0].subject
+            assert (subject.lower() in passage.text.lower()) == (ask.kind == "facts")
+            assert ask.kind == "facts" or ask.answer.lower() in passage.text.lower()
+
+
+def test_requests_for_lists_keep_one_wording_back(corpus: Corpus, relations: Schema) -> None:
+    for templates in (LISTS, FACTS):
+        asked = {wording(templates, world(corpus, relations, seed), Random(seed)) for seed in SEEDS}
+        assert asked == set(templates[:-1])
+        assert wording(templates, world(corpus, relations, 1, "test"), Random(1)) == templates[-1]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hypic.engine.layers.mlp import SwiGLU
-from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter, SoftmaxRouter, grouped_product
+from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter, SoftmaxRouter, UngatedExperts, grouped_product
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 32, 24, 8, 3
 
@@ -147,15 +148,79 @@ def test_shared_expert(gated: bool) -> None:
 
 
 def test_the_loop_is_the_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a grouped product in torch, or off CUDA, the experts run in turn and give the same."""
+    """Off CUDA the experts run in turn; without a grouped product in torch nothing is grouped."""
     moe = filled(MoE(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), Experts(EXPERTS, HIDDEN, WIDTH)))
     x, taken = tokens(6), list[str]()
     _count(monkeypatch, "run_in_turn", taken)
     _count(monkeypatch, "run_grouped", taken)
-    expected = moe(x)
-    monkeypatch.setattr(Experts, "can_group", lambda self, rows: True)
+    moe(x)
+    assert taken == ["run_in_turn"] and not moe.experts.asks_no_host(x)
+    on_a_gpu: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
+    assert moe.experts.can_group(on_a_gpu)
     monkeypatch.setattr("hypic.engine.layers.moe.grouped_product", lambda: None)
-    assert torch.equal(moe(x), expected) and taken == ["run_in_turn", "run_in_turn"]
+    assert not moe.experts.can_group(on_a_gpu)
+
+
+@pytest.mark.parametrize("kind", [Experts, UngatedExperts])
+@pytest.mark.parametrize(
+    ("count", "groups", "multiplies", "grouped"),
+    [(6, False, True, 0), (90, False, True, 0), (6, True, True, 0), (90, True, True, 1), (6, True, False, 1)],
+)
+def test_few_rows_are_multiplied_and_many_grouped(
+    kind: type[Experts], count: int, groups: bool, multiplies: bool, grouped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With references in the place of kernels; 90 tokens are 270 rows of 8 experts."""
+    experts, x = filled(kind(EXPERTS, HIDDEN, WIDTH), torch.float32), tokens(count, torch.float32)
+    router, taken = filled(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), torch.float32), list[str]()
+    moe = MoE(router, experts, filled(SwiGLU(HIDDEN, 20), torch.float32))
+    expected, expected_routed = moe(x), experts(x, *router(x))
+    monkeypatch.setattr(Experts, "can_group", lambda self, x: groups)
+    monkeypatch.setattr(Experts, "can_multiply", lambda self, x: multiplies)
+    _count(monkeypatch, "run_in_turn", taken)
+    sound = grouped_product()
+    assert sound is not None
+    monkeypatch.setattr("hypic.engine.layers.moe.grouped_product", lambda: _noted(sound, taken))
+    assert torch.allclose(moe(x), expected, rtol=1e-4, atol=1e-5)
+    assert taken == ["grouped"] * 2 * grouped
+    assert torch.allclose(experts(x, *router(x)), expected_routed, rtol=1e-4, atol=1e-5)
+    weights, chosen = router(x)
+    assert not torch.allclose(experts(x, weights, chosen.roll(1, 0)), expected_routed, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [Experts, UngatedExperts])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [1, 7, 300])
+@pytest.mark.parametrize("width", [24, 23])
+def test_no_step_on_a_gpu_asks_the_host(kind: type[Experts], dtype: torch.dtype, count: int, width: int) -> None:
+    """What a captured graph gives for other tokens than it was captured with is what the experts give in turn."""
+    experts = filled(kind(EXPERTS, HIDDEN, width), dtype).cuda()
+    router = filled(SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), dtype).cuda()
+    moe, x = MoE(router, experts).eval(), tokens(count, dtype).cuda()
+    assert experts.asks_no_host(x)
+    graph, given = torch.cuda.CUDAGraph(), torch.zeros_like(x)
+    moe(given)
+    with torch.cuda.graph(graph):
+        out = moe(given)
+    given.copy_(x)
+    graph.replay()
+    weights, chosen = router(x)
+    order = chosen.flatten().long().argsort(stable=True)
+    ends = torch.bincount(chosen.flatten().long(), minlength=EXPERTS).cumsum(0)
+    rows = experts.double().run_in_turn(x.double()[order // TOP_K], ends)
+    expected = torch.zeros_like(x.double()).index_add_(
+        0, order // TOP_K, rows * weights.flatten()[order, None].double()
+    )
+    error = float((out.double() - expected).abs().max() / expected.abs().max())
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def _noted(sound: Callable[..., Tensor], taken: list[str]) -> Callable[..., Tensor]:
+    def noted(*args: Tensor, **options: Tensor) -> Tensor:
+        taken.append("grouped")
+        return sound(*args, **options)
+
+    return noted
 
 
 def _count(patch: pytest.MonkeyPatch, name: str, taken: list[str]) -> None:

@@ -96,6 +96,8 @@ class Walk:
 
     def demote(self, number: int) -> bool:
         key = self.truth[number].key
+        while self.store.reader.num_bytes:  # what it promotes may push others out
+            time.sleep(0.0005)
         was_there = key in self.device and key not in self.pins
         evictions, host = self.device.stats.evictions, key in self.host
         while was_there and key in self.device:

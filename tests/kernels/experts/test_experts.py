@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.experts import Backend, ExpertsError, combine, route, scatter
-from hypic_kernels.experts.check import Variant
+from hypic_kernels.experts import Backend, ExpertsError, combine, order, route, scatter
+from hypic_kernels.experts.check import OrderVariant, Variant
 from hypic_kernels.trust import relative_error
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -69,6 +69,23 @@ def test_rows_stand_by_expert(num: int, width: int, num_experts: int, top_k: int
 
 
 @on_both
+@pytest.mark.parametrize(
+    ("num", "num_experts", "top_k"),
+    [(9, 5, 2), (1, 256, 8), (1, 1, 1), (70, 3, 3), (257, 40, 8), (0, 4, 2), (9000, 7, 1)],
+)
+def test_order_names_the_rows_that_scatter_copies(num: int, num_experts: int, top_k: int, backend: Backend) -> None:
+    """The last has so many rows that they are scattered."""
+    chosen = draw(num, num_experts, seed=1).argsort(dim=1)[:, :top_k].to(torch.int32).contiguous()
+    tokens, places, ends = order(chosen, num_experts, backend=backend)
+    assert {tensor.dtype for tensor in (tokens, places, ends)} == {torch.int32}
+    counts = [int((chosen == expert).sum()) for expert in range(num_experts)]
+    assert ends.tolist() == [sum(counts[: expert + 1]) for expert in range(num_experts)]
+    assert sorted(places.flatten().tolist()) == list(range(num * top_k))
+    assert bool((tokens[places.long()] == torch.arange(num)[:, None]).all())
+    assert bool((torch.searchsorted(ends, places, right=True) == chosen).all())
+
+
+@on_both
 @pytest.mark.parametrize("kind", ["experts", "shared", "gated"])
 @pytest.mark.parametrize(("num", "width", "top_k"), [(5, 16, 2), (3, 1500, 8), (1, 1, 1)])
 def test_rows_are_added_up(num: int, width: int, top_k: int, kind: str, backend: Backend) -> None:
@@ -95,6 +112,8 @@ def test_what_does_not_fit_is_said() -> None:
         lambda: route(draw(2, 2000), 2),
         lambda: scatter(x, chosen.long(), 3),
         lambda: scatter(x[:3], chosen, 3),
+        lambda: order(chosen.long(), 3),
+        lambda: order(chosen.T, 3),
         lambda: combine(x, chosen, torch.ones(4, 2)),
         lambda: combine(draw(8, 8), chosen, torch.ones(4, 2), shared=draw(4, 7)),
         lambda: combine(draw(8, 8), chosen, torch.ones(4, 2), gate=draw(8)),
@@ -109,3 +128,15 @@ def test_what_does_not_fit_is_said() -> None:
 def test_kernels_on_a_gpu(top_k: int, dtype: torch.dtype) -> None:
     variant = Variant(torch.device("cuda"), dtype, top_k)
     assert variant.measure() <= variant.tolerance
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("top_k", [1, 2, 4, 6, 8])
+def test_order_on_a_gpu(top_k: int) -> None:
+    assert OrderVariant(torch.device("cuda"), top_k).measure() == 0
+    chosen = draw(9000, 50, seed=1).argsort(dim=1)[:, :top_k].to(torch.int32).contiguous().cuda()
+    for rows in (chosen, chosen[:800]):
+        tokens, places, ends = order(rows, 50, backend="triton")
+        assert torch.equal(ends, order(rows, 50, backend="reference").ends)
+        assert bool((tokens[places.long()] == torch.arange(len(rows), device="cuda")[:, None]).all())
+        assert bool((torch.searchsorted(ends, places, right=True) == rows).all())

@@ -63,11 +63,9 @@ def test_the_table_and_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [([], "--algebra"), (["--algebra", "--family", "rwkv"], "'rwkv'"), (["--algebra", "--prompts", "0"], "'0'")],
+    [(["--algebra", "--family", "rwkv"], "'rwkv'"), (["--algebra", "--prompts", "0"], "'0'")],
 )
-def test_what_cannot_be_measured(
-    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_measured(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", *arguments]) == 2
     assert expected in one_sentence(capsys.readouterr().err)
 

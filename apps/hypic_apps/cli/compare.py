@@ -1,0 +1,126 @@
+"""``hypic compare``: why one prompt's answer from segments differs, which segment does it, and what to set."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypic_apps.cli.engine import NO_THINKING, add_model_options, loaded
+from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
+
+if TYPE_CHECKING:
+    from hypic.compare import Comparison, Way
+    from hypic.types import PromptLike
+
+SUMMARY = "tell why an answer from segments differs from full recompute"
+EXAMPLES = """
+hypic compare request.json
+hypic compare request.json --model path/to/checkpoint --seam 4
+hypic compare request.json --json
+"""
+DETAILS = """REQUEST.json is the body of a chat request, {"messages": [...]}, whose content
+parts are segments, or {"segments": ["...", ...], "question": "..."}. The prompt
+is answered greedily in full, in full in other company (what rounding does), and
+from segments. If that gives another answer, each segment is run live in turn,
+and wider seams are tried."""
+
+
+def add(commands: Subparsers[Parser]) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "compare", "REQUEST.json", SUMMARY, EXAMPLES, DETAILS)
+    parser.add_argument("request", metavar="REQUEST.json", help="the prompt, as JSON")
+    parser.add_argument("--max-tokens", type=positive, default=64, metavar="N", help="longest answer (default: 64)")
+    parser.add_argument("--thinking", action="store_true", help="let the model think first, if it can")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_model_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads, loads, compares, prints."""
+    prompt, options = read(Path(args.request).expanduser())
+    from hypic_apps.cli import screen
+
+    console = screen.notes()
+    with loaded(args, console) as model:
+        console.print(model.introduction, style="dim")
+        template = {} if args.thinking else NO_THINKING
+        with screen.working(console, "answering in several ways"):
+            found = model.llm.compare(prompt, args.max_tokens, chat_template_kwargs=template, **options)
+    if args.json:
+        screen.result_object({"model": args.model or "bundled", **as_json(found)})
+        return 0
+    for line in lines(found):
+        screen.result(line)
+    return 0
+
+
+def read(path: Path) -> tuple[PromptLike, dict[str, Any]]:
+    """The prompt of a request, and its tools.
+
+    Raises:
+        InputError: the file cannot be read or is of neither form.
+    """
+    from hypic import Prompt, Segment
+
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InputError(f"{path.name} is no JSON ({error}); write the body of a chat request.") from error
+    if isinstance(body, Mapping) and isinstance(body.get("messages"), list):
+        return body["messages"], {"tools": body.get("tools")}
+    if isinstance(body, Mapping) and isinstance(body.get("segments"), list) and isinstance(body.get("question"), str):
+        given = [Segment(one) if isinstance(one, str) else Segment(**_fields(one, path)) for one in body["segments"]]
+        return Prompt(given, body["question"]), {}
+    raise InputError(f'{path.name} holds neither "messages" nor "segments" and "question"; see hypic compare --help.')
+
+
+def _fields(one: Any, path: Path) -> dict[str, Any]:
+    known = ("text", "kind", "name", "source", "namespace", "cache")
+    if not isinstance(one, Mapping) or "text" not in one or any(key not in known for key in one):
+        raise InputError(f"{path.name} has the segment {one!r:.60}; write text, or an object with {', '.join(known)}.")
+    return dict(one)
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """All of it but the log probabilities."""
+    ways = {name: [asdict(way) for way in getattr(found, name)] for name in ("live", "seams")}
+    main = {"again": asdict(found.again), "segments": asdict(found.segments), **ways}
+    return {"full": {"text": found.full.text, "token_ids": list(found.full.token_ids)}, **main, "advice": found.advice}
+
+
+def lines(found: Comparison) -> Sequence[str]:
+    """What a person wants to read."""
+    rows = [found.again, found.segments, *found.live, *found.seams]
+    width = max(len(way.name) for way in rows)
+    heads = f"{'way'.ljust(width)}  same  parts at  margins (nats)     KL   more tokens"
+    return [
+        f"full recompute: {_short(found.full.text)}",
+        f"from segments:  {_short(found.segments.text)}",
+        "",
+        heads,
+        *(_line(way, width) for way in rows),
+        "",
+        found.advice,
+    ]
+
+
+def _line(way: Way, width: int) -> str:
+    parts, margins = "", ""
+    if way.difference is not None:
+        parts = str(way.difference.position)
+        margins = f"{way.difference.margin:.2g} / {way.difference.other_margin:.2g}"
+    same = "yes" if way.is_same else "no"
+    return f"{way.name.ljust(width)}  {same:4}  {parts:>8}  {margins:>15}  {way.kl:7.1e}  {way.extra_tokens:>8}"
+
+
+def _short(text: str) -> str:
+    shown = " ".join(text.split())
+    return shown if len(shown) <= 200 else shown[:197] + "..."

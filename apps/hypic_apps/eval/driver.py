@@ -1,0 +1,157 @@
+"""An engine that is driven step by step: it gives out every answer with its log probabilities, and can be told what
+to answer, so that two ways of computing a prompt are compared at the very same tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hypic.checkpoints import BUNDLED, bundled
+from hypic.config import EngineConfig
+from hypic.engine import weights
+from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.plan import Piece
+from hypic.engine.runner import Runner, StepResult
+from hypic.engine.sampler import SampledToken, Sampler, SamplingState
+from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.work import Work
+from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer: its text and ids (the closing one included), ``logprobs [n, V]`` before each, and its report."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: Tensor
+    report: CacheReport
+
+
+class Noting(Sampler):
+    """A sampler that keeps log probabilities, and gives forced tokens where there are any."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.forced: dict[str, Sequence[int]] = {}
+        self.rows: dict[str, list[Tensor]] = {}
+
+    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+        """As ``Sampler``; ``asked`` names the request of each row."""
+        for id, row in zip(self.asked, logits.float().log_softmax(-1).cpu(), strict=True):
+            self.rows.setdefault(id, []).append(row)
+        free = [number for number, id in enumerate(self.asked) if id not in self.forced]
+        chosen = iter(super().sample(logits[free], [states[number] for number in free]) if free else ())
+        return [
+            self._told(id, state) if id in self.forced else next(chosen)
+            for id, state in zip(self.asked, states, strict=True)
+        ]
+
+    def _told(self, id: str, state: SamplingState) -> SampledToken:
+        token = self.forced[id][len(state.generated_ids)]
+        state.append(token)
+        return SampledToken(token)
+
+
+class Driven(Engine):
+    """See the module's docstring. ``watch`` is shown each step's work before it is settled."""
+
+    noting: Noting
+    watch_step: Callable[[Work], None] | None = None
+
+    def settle(self, work: Work, result: StepResult) -> list[Emission]:
+        self.noting.asked = [run.request.id for run in work.requests if run.chain.wants_logits]
+        if self.watch_step is not None:
+            self.watch_step(work)
+        return super().settle(work, result)
+
+
+class Subject:
+    """A model to be measured, with its tokenizer; ``close`` is not needed, nothing runs between calls.
+
+    Raises:
+        UnsupportedModel, CheckpointError, ConfigError: as ``hypic.LLM``.
+    """
+
+    def __init__(self, model: str | None, config: EngineConfig) -> None:
+        folder = bundled() if model is None else weights.locate(model)
+        self.name, self.folder = BUNDLED if model is None else _name(model), Path(folder)
+        self.tokenizer = Tokenizer(folder)
+        self.runner = Runner.load(folder, config)
+        tokens = self.tokenizer
+        vocabulary = Vocabulary(
+            tokens.decode, tokens.eos_ids, tokens.byte_ids, tokens.special_ids, dict(tokens.generation_defaults)
+        )
+        self.engine = Driven(self.runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes)
+        self.engine.noting = self.engine.sampler = Noting()
+        self._ids = itertools.count()
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the weights, experts and embeddings included."""
+        return self.runner.weight_bytes // self.runner.pool.layout.dtype.itemsize
+
+    def forget(self) -> None:
+        """Empties the store."""
+        self.engine.store.clear()
+
+    def pieces(self, prompt: Prompt) -> Sequence[Piece]:
+        """The prompt's tokens as the engine takes them; a model without a chat template gets none."""
+        if prompt.template and not self.tokenizer.has_chat_template:
+            prompt = Prompt(prompt.segments, prompt.tail, prompt.glue, template=False)
+        return self.tokenizer.encode(prompt, chat_template_kwargs={"enable_thinking": False})
+
+    def ask(
+        self,
+        prompts: Sequence[Prompt],
+        policy: Policy,
+        max_tokens: int,
+        forced: Sequence[Sequence[int]] = (),
+    ) -> list[Reply]:
+        """Greedy answers to prompts that run in each other's company; the first ones have to say what ``forced`` holds.
+
+        Raises:
+            HypicError: a prompt cannot be answered.
+        """
+        noting, ids = self.engine.noting, [f"item-{next(self._ids)}" for _ in prompts]
+        noting.rows.clear()
+        noting.forced = dict(zip(ids, forced, strict=False))
+        for id, prompt in zip(ids, prompts, strict=True):
+            told = noting.forced.get(id)
+            most = max_tokens if told is None else len(told)
+            sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=told is not None)
+            self.engine.add(Task(id, self.pieces(prompt), sampling, policy))
+        found = self._drive()
+        return [self._reply(id, found[id]) for id in ids]
+
+    def warm(self, prompt: Prompt, policy: Policy) -> None:
+        """Encodes the prompt's segments into an emptied store, and leaves no snapshot of it."""
+        self.forget()
+        self.engine.add(Task(f"item-{next(self._ids)}", self.pieces(prompt), policy=policy, warm=True))
+        self._drive()
+
+    def _drive(self) -> dict[str, list[Completion]]:
+        found: dict[str, list[Completion]] = {}
+        while self.engine.has_work:
+            for emission in self.engine.step():
+                if isinstance(emission.result, Exception):
+                    raise emission.result
+                found.setdefault(emission.id, []).append(emission.result)
+        return found
+
+    def _reply(self, id: str, found: Sequence[Completion]) -> Reply:
+        whole = Completion.join(found)
+        assert whole.report is not None, "an answer comes with its report"
+        return Reply(whole.text.strip(), whole.token_ids, torch.stack(self.engine.noting.rows[id]), whole.report)
+
+
+def _name(model: str) -> str:
+    """A folder by its own name, without the path to it."""
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model

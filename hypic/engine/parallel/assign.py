@@ -1,0 +1,138 @@
+"""Who encodes which cold segment, and whose copy is fetched: pure, in seconds, from what is known right now.
+
+Longest processing time first: jobs in order of falling cost, each to the worker from which its entry arrives first,
+counting the work that is queued there, what this plan has given it already, the way of the entry to the combiner, and
+whether the worker holds the entry. A holder only sends; when it is busier than encoding anew would take, the segment is
+encoded elsewhere, and so a hot one comes to stand on several workers. Stale knowledge only costs time: a worker that no
+longer holds what it was asked for encodes it. ``round_robin`` is the baseline that knows none of this.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hypic.engine.parallel.cost import EncodeCost, LinkCost
+
+# A holder's answer needs no step of the model, but waits for the one that runs, which is of this many tokens at most.
+SERVE_S = 1e-3
+STEP_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Job:
+    """A segment whose entry the combiner lacks; ``holders`` are the ranks that are thought to have it."""
+
+    number: int
+    num_tokens: int
+    num_bytes: int
+    holders: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker as a planner sees it: ``queued_s`` of work before anything new, ``link`` to the combiner."""
+
+    rank: int
+    encode: EncodeCost
+    link: LinkCost
+    queued_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A job's place, and seconds from now until its entry is at the combiner."""
+
+    job: Job
+    rank: int
+    is_fetch: bool
+    arrival_s: float
+
+
+@dataclass
+class _Track:
+    """What a plan has given a worker so far. The first segment of a plan pays for reading the weights."""
+
+    member: Member
+    is_combiner: bool
+    compute_s: float = field(init=False)
+    link_s: float = 0.0
+    has_work: bool = False
+
+    def __post_init__(self) -> None:
+        self.compute_s = self.member.queued_s
+
+    def ends(self, job: Job) -> tuple[float, float, bool]:
+        """When the entry would be made and when it would arrive, and whether it would only be sent."""
+        member, encoded = self.member, self.compute_s + self._encode_s(job)
+        if self.is_combiner:
+            return encoded, encoded, False
+        is_fetch = member.rank in job.holders
+        made = SERVE_S + min(member.queued_s, member.encode.seconds(STEP_TOKENS)) if is_fetch else encoded
+        return made, max(made, self.link_s) + member.link.seconds(job.num_bytes), is_fetch
+
+    def _encode_s(self, job: Job) -> float:
+        cost = self.member.encode
+        return cost.marginal_s(job.num_tokens) if self.has_work else cost.seconds(job.num_tokens)
+
+    def take(self, job: Job) -> Placed:
+        made, arrival, is_fetch = self.ends(job)
+        if not is_fetch:
+            self.compute_s, self.has_work = made, True
+        self.link_s = arrival
+        return Placed(job, self.member.rank, is_fetch, arrival)
+
+
+Planner = Callable[[Sequence[Job], Sequence[Member], int], list[Placed]]
+
+
+def longest_first(jobs: Sequence[Job], members: Sequence[Member], combiner: int) -> list[Placed]:
+    """See the module's docstring. ``combiner`` is the rank that needs the entries; ties go to it, then to low ranks.
+
+    Raises:
+        ValueError: the combiner is none of the members.
+    """
+    tracks = _tracks(_candidates(jobs, members, combiner), combiner)
+    reference = tracks[0].member.encode
+    by_cost = sorted(jobs, key=lambda job: (-reference.seconds(job.num_tokens), job.number))
+    placed = []
+    for job in by_cost:
+        best = min(tracks, key=lambda track: track.ends(job)[1])
+        placed.append(best.take(job))
+    return placed
+
+
+def round_robin(jobs: Sequence[Job], members: Sequence[Member], combiner: int) -> list[Placed]:
+    """Job after job to worker after worker, in prompt order, whatever they cost.
+
+    Raises:
+        ValueError: the combiner is none of the members.
+    """
+    tracks = _tracks(members, combiner)
+    return [tracks[number % len(tracks)].take(job) for number, job in enumerate(jobs)]
+
+
+PLANNERS: Mapping[str, Planner] = {"longest-first": longest_first, "round-robin": round_robin}
+
+
+def _candidates(jobs: Sequence[Job], members: Sequence[Member], combiner: int) -> list[Member]:
+    """Whom a plan can need: the combiner, holders, and as many of the least loaded as there are jobs."""
+    named = {combiner}.union(*(job.holders for job in jobs))
+    typical = sum(job.num_tokens for job in jobs) // max(len(jobs), 1)
+    idle = heapq.nsmallest(len(jobs), members, key=lambda m: (m.queued_s + m.encode.seconds(typical), m.rank))
+    chosen = {member.rank: member for member in members if member.rank in named}
+    chosen.update({member.rank: member for member in idle})
+    return list(chosen.values())
+
+
+def _tracks(members: Sequence[Member], combiner: int) -> list[_Track]:
+    ordered = sorted(members, key=lambda member: (member.rank != combiner, member.rank))
+    if not ordered or ordered[0].rank != combiner:
+        raise ValueError(f"rank {combiner} combines and is none of the members.")
+    return [_Track(member, member.rank == combiner) for member in ordered]
+
+
+def makespan_s(placed: Sequence[Placed]) -> float:
+    """Seconds until the last entry is at the combiner."""
+    return max((place.arrival_s for place in placed), default=0.0)

@@ -1,0 +1,173 @@
+"""Where peers come to ask for entries: one listening socket, and two threads for each connection.
+
+What is asked goes to ``Serving``; what it answers is queued and sent in order. When a connection ends, all that was
+asked on it is cancelled.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from hypic.engine.parallel import wire as wires
+from hypic.engine.parallel.caller import Self
+from hypic.engine.parallel.device_memory import DeviceMemoryTransport
+from hypic.engine.parallel.group import Meeting, is_available
+from hypic.engine.parallel.messages import Cancel, Entry, Greet, Greeted, Refused, Want
+from hypic.engine.parallel.packing import digest
+from hypic.engine.parallel.streams import Made, side_stream
+from hypic.engine.parallel.transport import SocketTransport, Transport
+from hypic.engine.parallel.wire import Wire
+from hypic.errors import WorkerLost
+
+logger = logging.getLogger("hypic")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What comes of a ``Want``: an entry with its bytes, whose digest is computed when it is sent; or a refusal."""
+
+    message: Entry | Refused
+    data: Made | None = None
+
+
+class Serving(Protocol):
+    """Makes entries. ``ask`` is the connection's own name for a want."""
+
+    def want(self, ask: tuple[int, int], want: Want, reply: Callable[[Answer], None]) -> None:
+        """``reply`` is called once, from any thread, unless the want is cancelled."""
+
+    def cancel(self, ask: tuple[int, int]) -> None: ...
+
+
+class Listener:
+    """Listens from the start; ``close`` ends all connections."""
+
+    def __init__(self, me: Self, host: str, serving: Serving) -> None:
+        self._me, self._serving = me, serving
+        self._socket = wires.listen(host)
+        self._sessions: set[_Session] = set()
+        self._is_over = False
+        self._number = 0
+        threading.Thread(target=self._accept, name="hypic-accept", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def close(self) -> None:
+        self._is_over = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for session in list(self._sessions):
+            session.close()
+
+    def _accept(self) -> None:
+        while not self._is_over:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            self._number += 1
+            threading.Thread(target=self._serve, args=(connection, self._number), daemon=True).start()
+
+    def _serve(self, connection: socket.socket, number: int) -> None:
+        try:
+            session = _Session(number, wires.accepted(connection, self._me.secret), self._serving, self._me)
+        except WorkerLost as error:
+            logger.warning("%s", error)
+            return
+        self._sessions.add(session)
+        try:
+            session.run()
+        except WorkerLost as error:
+            logger.info("a peer's connection ended: %s", error)
+        finally:
+            self._sessions.discard(session)
+            session.close()
+
+
+@dataclass(eq=False)
+class _Session:
+    """One peer's connection."""
+
+    number: int
+    wire: Wire
+    serving: Serving
+    me: Self
+    outbox: queue.SimpleQueue[Answer | None] = field(default_factory=queue.SimpleQueue)
+    transport: Transport = field(default_factory=SocketTransport)
+    open: set[int] = field(default_factory=set)
+
+    def run(self) -> None:
+        self.transport = self._greeted()
+        threading.Thread(target=self._send, name=f"hypic-send-{self.number}", daemon=True).start()
+        while True:
+            message = self.wire.receive()
+            if isinstance(message, Want):
+                self._want(message)
+            elif isinstance(message, Cancel):
+                self.open.discard(message.nonce)
+                self.serving.cancel((self.number, message.nonce))
+            else:
+                raise WorkerLost(f"a peer sent {type(message).__name__}, which no peer asks.")
+
+    def close(self) -> None:
+        self.wire.close()
+        self.transport.close()
+        self.outbox.put(None)
+        for nonce in list(self.open):
+            self.serving.cancel((self.number, nonce))
+
+    def _want(self, want: Want) -> None:
+        self.open.add(want.nonce)
+
+        def reply(answer: Answer) -> None:
+            if want.nonce in self.open:
+                self.open.discard(want.nonce)
+                self.outbox.put(answer)
+
+        self.serving.want((self.number, want.nonce), want, reply)
+
+    def _greeted(self) -> Transport:
+        greet, me = self.wire.receive(), self.me
+        if not isinstance(greet, Greet):
+            raise WorkerLost(f"a peer began with {type(greet).__name__}.")
+        if (greet.to_rank, greet.to_generation) != (me.rank, me.generation):
+            reason = f"worker {me.rank} is in generation {me.generation}"
+            self.wire.send(Greeted(me.generation, "", reason))
+            raise WorkerLost(reason)
+        name = greet.transport if _can(greet.transport) else "socket"
+        meeting = Meeting(self.wire.own_host, greet.meeting) if name in ("gloo", "nccl") else None
+        self.wire.send(Greeted(me.generation, name))
+        if meeting is not None:
+            return meeting.join(name, me.device)
+        return DeviceMemoryTransport() if name == "ipc" else SocketTransport()
+
+    def _send(self) -> None:
+        with side_stream(self.me.device):
+            try:
+                while (answer := self.outbox.get()) is not None:
+                    self._send_one(answer)
+            except WorkerLost as error:
+                logger.info("a peer cannot be served: %s", error)
+            finally:
+                self.wire.close()
+
+    def _send_one(self, answer: Answer) -> None:
+        if answer.data is None or isinstance(answer.message, Refused):
+            self.wire.send(answer.message)
+            return
+        data = answer.data.taken()
+        self.transport.send(self.wire, replace(answer.message, digest=digest(data)), data)
+
+
+def _can(name: str) -> bool:
+    return name in ("socket", "ipc") or (name in ("gloo", "nccl") and is_available(name))

@@ -1,0 +1,98 @@
+"""Entries that were asked of peers and have not come: each under a nonce of its own, with a deadline.
+
+An answer counts only if it carries the nonce, and comes from the very process that was asked: that is the fence. What
+was given up, cancelled or answered is not in the table any more, so whatever still comes of it is dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hypic.engine.segment import CachedSegment
+
+
+@dataclass(frozen=True)
+class Pending:
+    """One request for one entry; ``peer`` is rank and generation, times are of the monotonic clock."""
+
+    nonce: int
+    entry: CachedSegment
+    peer: tuple[int, int]
+    is_fetch: bool
+    asked_s: float
+    predicted_s: float
+    deadline_s: float
+    attempt: int = 0
+
+    @property
+    def key(self) -> bytes:
+        return self.entry.key
+
+
+@dataclass
+class Wants:
+    """The table; safe from any thread."""
+
+    _pending: dict[int, Pending] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def add(self, pending: Pending) -> None:
+        with self._lock:
+            self._pending[pending.nonce] = pending
+
+    def find(self, nonce: int, peer: tuple[int, int]) -> Pending | None:
+        """What was asked of this peer under this nonce, if it is still wanted."""
+        with self._lock:
+            pending = self._pending.get(nonce)
+        return pending if pending is not None and pending.peer == peer else None
+
+    def take(self, nonce: int) -> Pending | None:
+        """Out of the table; ``None`` if it was taken before."""
+        with self._lock:
+            return self._pending.pop(nonce, None)
+
+    def overdue(self, now: float) -> list[Pending]:
+        """Out of the table: all whose deadline has passed."""
+        return self._take_all([p for p in self._all() if now >= p.deadline_s])
+
+    def of(self, peer: tuple[int, int]) -> list[Pending]:
+        """Out of the table: all that were asked of a peer."""
+        return self._take_all([p for p in self._all() if p.peer == peer])
+
+    def _all(self) -> list[Pending]:
+        with self._lock:
+            return list(self._pending.values())
+
+    def _take_all(self, found: Iterable[Pending]) -> list[Pending]:
+        return [p for p in found if self.take(p.nonce) is not None]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """When a peer that was asked is given up: at ``factor`` times what it should take, never under ``least_s``."""
+
+    factor: float = 4.0
+    least_s: float = 1.0
+
+    def deadline_s(self, predicted_s: float) -> float:
+        return max(self.least_s, self.factor * predicted_s)
+
+
+@dataclass
+class Counts:
+    """What went over to others and what came of it; ``carry_s`` are seconds that bytes were on their way."""
+
+    asked: int = 0
+    came: int = 0
+    fetched: int = 0
+    came_bytes: int = 0
+    carry_s: float = 0.0
+    plan_s: float = 0.0
+    fell_back: int = 0
+    late: int = 0
+    last_came_s: float = 0.0

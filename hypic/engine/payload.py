@@ -1,0 +1,145 @@
+"""An entry as it travels between workers: packed where it lies, and on arrival nothing but tensors by name.
+
+What an entry is (key, tokens, seam, labels) the worker that needs it knows already, since it asked; so only tensors are
+sent, and whatever does not fit what was asked is refused before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hypic.engine.engine import Engine
+from hypic.engine.parallel.messages import Entry, Want
+from hypic.engine.parallel.packing import ALIGNMENT, Spec, digest, pack, unpack
+from hypic.engine.parallel.wants import Pending
+from hypic.engine.pool import Layout, Pool
+from hypic.engine.request import Encode
+from hypic.engine.segment import CachedSegment, Identity
+from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart, check, view
+from hypic.errors import StoreCorrupt
+
+# What two workers may differ by in the entry of one text, by the numeric type of their weights.
+SAME_WITHIN = {torch.float64: 1e-8, torch.float32: 1e-3}
+SAME_WITHIN_HALF = 0.1
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A text whose entry this worker has made itself: a peer is asked for it first, and used if it makes the same."""
+
+    entry: CachedSegment
+    image: EntryImage
+
+
+def outgoing(pool: Pool, entry: CachedSegment, identity: Identity) -> tuple[tuple[Spec, ...], Tensor]:
+    """An entry's tensors as one run of bytes on the pool's device."""
+    with torch.inference_mode():
+        return pack(view(pool, entry, identity).tensors)
+
+
+def incoming(
+    specs: Sequence[Spec], data: Tensor, entry: CachedSegment, identity: Identity, layout: Layout
+) -> EntryImage:
+    """What came, as the image of the entry that was asked for; its tensors are views of ``data``.
+
+    Raises:
+        StoreCorrupt: it is not of this model's shapes and types, or not finite.
+    """
+    with torch.inference_mode():
+        tensors = unpack(specs, data)
+        image = EntryImage(
+            key=entry.key,
+            ids=entry.ids,
+            seam=len(entry.ids) - entry.num_cached,
+            identity=identity,
+            linear=tuple(_linear(tensors, f"linear.{n}") for n in range(len(layout.linear))),
+            attention=tuple(_attention(tensors, f"attention.{n}") for n in range(len(layout.attention))),
+            deterministic=entry.deterministic,
+            namespace=entry.namespace,
+            name=entry.name,
+            source=entry.source,
+        )
+        check(image, layout, identity)
+        if set(image.tensors) != set(tensors) or not _all_finite(tensors):
+            raise StoreCorrupt(f"the entry {entry.key.hex()[:16]} came with parts that cannot be; it is not used.")
+    return image
+
+
+def difference(found: EntryImage, expected: EntryImage) -> float:
+    """The largest relative distance (Frobenius) of any tensor from what it should be."""
+    worst = 0.0
+    for name, tensor in expected.tensors.items():
+        scale = float(tensor.double().norm())
+        distance = float((found.tensors[name].to(tensor.device).double() - tensor.double()).norm())
+        worst = max(worst, distance / scale if scale else distance)
+    return worst
+
+
+def _linear(tensors: Mapping[str, Tensor], prefix: str) -> LinearPart:
+    found = [tensors.get(f"{prefix}.{name}") for name in ("transition", "end_state", "tail", "heads")]
+    if found[1] is None or found[2] is None:
+        raise StoreCorrupt(f"an entry came without a part of {prefix}; it is not used.")
+    return LinearPart(found[0], found[1], found[2], found[3])
+
+
+def _attention(tensors: Mapping[str, Tensor], prefix: str) -> AttentionPart:
+    found = [tensors.get(f"{prefix}.{name}") for name in ("keys", "values")]
+    if found[0] is None or found[1] is None:
+        raise StoreCorrupt(f"an entry came without a part of {prefix}; it is not used.")
+    return AttentionPart(found[0], found[1])
+
+
+def _all_finite(tensors: Mapping[str, Tensor]) -> bool:
+    """One answer for all, so that a device is waited for once."""
+    floats = [tensor for tensor in tensors.values() if tensor.is_floating_point() and tensor.numel()]
+    return not floats or bool(torch.stack([tensor.isfinite().all() for tensor in floats]).all())
+
+
+def checked(pending: Pending, message: Entry, data: Tensor, identity: Identity, layout: Layout) -> EntryImage:
+    """What came, if it is what was asked for and undamaged.
+
+    Raises:
+        StoreCorrupt: it is not.
+    """
+    if message.key != pending.key.hex():
+        raise StoreCorrupt("another entry came than was asked for; it is not used.")
+    if digest(data) != message.digest:
+        raise StoreCorrupt(f"the entry {message.key[:16]} came damaged; it is not used.")
+    return incoming(message.tensors, data, pending.entry, identity, layout)
+
+
+def same_within(dtype: torch.dtype) -> float:
+    """The largest ``difference`` between two workers' entries of one text."""
+    return SAME_WITHIN.get(dtype, SAME_WITHIN_HALF)
+
+
+def largest_bytes(engine: Engine) -> int:
+    """No entry of this model takes more."""
+    layout = engine.runner.pool.layout
+    parts = 4 * len(layout.linear) + 2 * len(layout.attention)
+    tokens = engine.runner.max_context * layout.token_bytes
+    return layout.state_bytes + layout.transition_bytes + tokens + ALIGNMENT * (parts + 1)
+
+
+def note(job: Encode, pending: Pending, message: Entry) -> None:
+    """Into the reports of the requests that wait: a hit elsewhere, or tokens that were run on their behalf."""
+    owner = next(iter(job.waiters.values()))
+    owner.encoded += 0 if message.was_held else len(job.entry.ids)
+    for request in job.waiters.values():
+        outcome, reason = request.outcomes.get(pending.key, ("hit", ""))
+        if outcome == "encoded":
+            by = f"{reason}; encoded by worker {pending.peer[0]}"
+            request.outcomes[pending.key] = ("hit", "") if message.was_held else (outcome, by)
+
+
+def want_of(pending: Pending) -> Want:
+    """The message that asks for an entry."""
+    entry = pending.entry
+    seam = len(entry.ids) - entry.num_cached
+    return Want(
+        pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, entry.namespace, entry.name, entry.source
+    )

@@ -1,0 +1,322 @@
+"""Segments that other workers encode for this engine, and that this engine encodes for others.
+
+On admission the encodes of a request are laid before the planner; those that go away wait in the engine's table with
+their pages and slots taken, exactly like those that run here. What comes is checked and written straight into them.
+Whatever goes wrong (a deadline, a lost connection, a refusal, damage) leads to one place: the encode is planned once
+more without the worker that failed, and if that fails too it is run here. So a fault costs a recomputation, and a
+request that ends gives back what it holds in the one way there is.
+
+Not here: processes (``parallel/supervisor.py``), what is kept (``store/``), who answers a request (``workers.py``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from hypic.engine.admission import Admission
+from hypic.engine.engine import Engine
+from hypic.engine.parallel.assign import PLANNERS, Job, Member, Placed
+from hypic.engine.parallel.caller import Caller, Self
+from hypic.engine.parallel.connections import Connections
+from hypic.engine.parallel.cost import EncodeCost, LinkCost
+from hypic.engine.parallel.messages import Cancel, Entry, Hello, Refused
+from hypic.engine.parallel.streams import Made
+from hypic.engine.parallel.view import View
+from hypic.engine.parallel.wants import Counts, Patience, Pending, Wants
+from hypic.engine.payload import Canary, checked, difference, largest_bytes, note, same_within, want_of
+from hypic.engine.request import Encode
+from hypic.engine.store.image import EntryImage
+from hypic.errors import StoreCorrupt
+
+logger = logging.getLogger("hypic")
+MOST_ATTEMPTS = 2
+TICK_S = 0.05
+NO_LINK = LinkCost(0.0, 0.0)
+# What a pending canary has for its attempt; how often a peer failed that must never be used.
+CANARY, NEVER = -1, 1_000_000
+# No request waits for it, so a worker that has just started is given time.
+CANARY_S = 30.0
+
+
+class Peers:
+    """Implements ``jobs.Away`` on the engine's thread, and ``caller.Events`` on the connections' threads.
+
+    ``post`` runs something on the engine's thread. ``report`` is told of a peer that fails: rank, generation, how often
+    in a row, why. ``planner`` is a name of ``parallel.assign.PLANNERS``; it and ``only``, the ranks that may be asked
+    (``None``: all), may be changed between two requests.
+    """
+
+    def __init__(
+        self,
+        me: Self,
+        engine: Engine,
+        post: Callable[[Callable[[Engine], object]], None],
+        cost: EncodeCost,
+        canary: Canary,
+        report: Callable[[int, int, int, str], None],
+        patience: Patience = Patience(),
+        planner: str = "longest-first",
+    ) -> None:
+        self.me, self.cost, self.patience, self.planner = me, cost, patience, planner
+        self.view, self.wants, self.counts = View(), Wants(), Counts()
+        self.only: frozenset[int] | None = None
+        self._admission: Admission | None = engine.admission
+        self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
+        self._largest_bytes = largest_bytes(engine)
+        self._post, self._canary, self._report = post, canary, report
+        self._connections = Connections(me, self)
+        self._nonces = itertools.count(1)
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        threading.Thread(target=self._tick, name="hypic-deadlines", daemon=True).start()
+
+    # -- on the engine's thread --------------------------------------------------------------------------------------
+
+    def offer(self, jobs: Sequence[Encode]) -> None:
+        """Give away what others have sooner; the rest stays where it is."""
+        started = time.monotonic()
+        self._place([job for job in jobs if job.base is None and not job.is_alone and not job.done], 0)
+        self.counts.plan_s += time.monotonic() - started
+
+    def withdraw(self, job: Encode) -> None:
+        pending = self.wants.take(job.away)
+        if pending is not None:
+            self._connections.tell(pending.peer, Cancel(pending.nonce))
+
+    def ran(self, num_tokens: Sequence[int], seconds: float) -> None:
+        """What encoding costs here follows what it takes, as what it costs others does."""
+        predicted_s = self.cost.seconds(0) + sum(self.cost.marginal_s(count) for count in num_tokens)
+        self.cost = self.cost.observed(predicted_s, seconds)
+
+    def _place(self, jobs: Sequence[Encode], attempt: int) -> None:
+        now = time.monotonic()
+        with self._lock:
+            members = [member for member in self.view.members(now) if self._may_ask(member.rank)]
+            ranks = [member.rank for member in members]
+            wanted = [self._job(number, job, ranks) for number, job in enumerate(jobs)]
+            if not members or not wanted:
+                return
+            own = Member(self.me.rank, self.cost, NO_LINK, self._own_queue_s(jobs))
+            for place in PLANNERS[self.planner](wanted, [own, *members], self.me.rank):
+                if place.rank != self.me.rank:
+                    self._send_away(jobs[place.job.number], place, attempt, now)
+
+    def _may_ask(self, rank: int) -> bool:
+        return rank in self._connections and (self.only is None or rank in self.only)
+
+    def _job(self, number: int, job: Encode, ranks: Sequence[int]) -> Job:
+        entry = job.entry
+        return Job(number, len(entry.ids), entry.num_bytes, self.view.holders(entry.key.hex(), ranks))
+
+    def _own_queue_s(self, fresh: Sequence[Encode]) -> float:
+        """Seconds of encodes that this engine had before."""
+        assert self._admission is not None, "work is planned while the engine runs"
+        new = {job.entry.key for job in fresh}
+        mine = [job for key, job in self._admission.encoding.items() if not job.away and key not in new]
+        return sum(self.cost.marginal_s(job.num_left) for job in mine)
+
+    def _send_away(self, job: Encode, place: Placed, attempt: int, now: float) -> None:
+        peer = self.view.peers[place.rank]
+        deadline_s = now + self.patience.deadline_s(place.arrival_s)
+        pending = Pending(
+            next(self._nonces), job.entry, peer.id, place.is_fetch, now, place.arrival_s, deadline_s, attempt
+        )
+        self.wants.add(pending)
+        job.away = pending.nonce
+        self.counts.asked += 1
+        self.view.promised(place.rank, place.arrival_s, now)
+        self._connections.tell(pending.peer, want_of(pending))
+
+    def _install(self, pending: Pending, message: Entry, image: EntryImage, made: Made, engine: Engine) -> None:
+        """What came, into the pages and slots that wait for it, unless they wait no more."""
+        job = engine.admission.encoding.get(pending.key)
+        if job is None or job.away != pending.nonce:
+            self.counts.late += 1
+            return
+        made.taken()
+        note(job, pending, message)
+        engine.admission.jobs.came(job, image)
+        self.counts.came += 1
+        self.counts.fetched += message.was_held
+        self.counts.last_came_s = time.monotonic()
+
+    def _again(self, lost: Sequence[Pending], engine: Engine) -> None:
+        """Plan anew what did not come; at the last attempt it is run here."""
+        for pending in lost:
+            job = engine.admission.encoding.get(pending.key)
+            if job is None or job.away != pending.nonce:
+                continue
+            job.away = 0
+            if pending.attempt + 1 < MOST_ATTEMPTS:
+                self._place([job], pending.attempt + 1)
+
+    # -- on any thread -----------------------------------------------------------------------------------------------
+
+    def meet(self, hellos: Sequence[Hello]) -> None:
+        """These workers are ready, and no others."""
+        with self._lock:
+            self.view.meet([hello for hello in hellos if hello.rank != self.me.rank])
+            peers = [peer.id for peer in self.view.peers.values()]
+        self._connections.end_others(peers)
+        self._connect()
+
+    def heard(self, rank: int, generation: int, queued_s: float, added: Sequence[str], removed: Sequence[str]) -> None:
+        """A peer's heartbeat."""
+        with self._lock:
+            self.view.heard(rank, generation, queued_s, added, removed, time.monotonic())
+
+    def ready(self) -> int:
+        """How many peers may be given work."""
+        with self._lock:
+            return len([m for m in self.view.members(time.monotonic()) if m.rank in self._connections])
+
+    def trusted(self) -> dict[int, int]:
+        """Generations of the peers that were seen to compute the same, by rank."""
+        now = time.monotonic()
+        with self._lock:
+            able = [p for p in self.view.peers.values() if p.state == "trusted" and now >= p.resting_until_s]
+            return dict(peer.id for peer in able)
+
+    def num_held(self, rank: int, keys: Sequence[str]) -> int:
+        """How many of these entries a peer is thought to hold."""
+        with self._lock:
+            peer = self.view.peers.get(rank)
+            return 0 if peer is None else len(peer.held.intersection(keys))
+
+    def close(self) -> None:
+        """Ask nobody any more; what is awaited is run here, if the engine still runs."""
+        self._over.set()
+        self._connections.close()
+        self._admission = None
+
+    def _fall_back(self, lost: Sequence[Pending], reason: str) -> None:
+        """Whoever did not do what was asked is left alone for a while; the work is planned again."""
+        now = time.monotonic()
+        for rank, generation in {pending.peer for pending in lost}:
+            with self._lock:
+                num_failures = self.view.failed(rank, generation, now)
+            if not self._over.is_set():
+                logger.warning("worker %d: %s; %d of its segments are encoded again", rank, reason, len(lost))
+                self._report(rank, generation, num_failures, reason)
+        self.counts.fell_back += len(lost)
+        for pending in lost:
+            if pending.attempt == CANARY:
+                self._distrust(pending.peer)
+        if lost:
+            self._post(partial(self._again, lost))
+
+    # -- on a thread of its own --------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK_S):
+            overdue = self.wants.overdue(time.monotonic())
+            for pending in overdue:
+                self._connections.tell(pending.peer, Cancel(pending.nonce))
+            if overdue:
+                self._fall_back(overdue, "did not answer in time")
+            self._connect()
+            self._ask_canaries()
+
+    def _connect(self) -> None:
+        with self._lock:
+            hellos = [peer.hello for peer in self.view.peers.values()]
+        self._connections.keep(hellos, time.monotonic())
+
+    def _ask_canaries(self) -> None:
+        """Nobody's entries are used before one was seen to be right."""
+        now, canary = time.monotonic(), self._canary
+        with self._lock:
+            unknown = [
+                peer
+                for rank, peer in self.view.peers.items()
+                if peer.state == "connected" and now >= peer.resting_until_s and rank in self._connections
+            ]
+            for peer in unknown:
+                peer.state = "asked"
+                nonce, deadline_s = next(self._nonces), now + CANARY_S
+                pending = Pending(nonce, canary.entry, peer.id, False, now, CANARY_S, deadline_s, CANARY)
+                self.wants.add(pending)
+                self._connections.tell(peer.id, want_of(pending))
+
+    # -- on the connections' threads ---------------------------------------------------------------------------------
+
+    def connected(self, peer: tuple[int, int], carrier: str) -> None:
+        logger.info("worker %d: entries come over %s", peer[0], carrier)
+        with self._lock:
+            known = self.view.get(*peer)
+            if known is not None and known.state == "met":
+                known.state, known.carrier = "connected", carrier
+
+    def expects(self, peer: tuple[int, int], entry: Entry) -> bool:
+        return entry.generation == peer[1] and entry.num_bytes <= self._largest_bytes
+
+    def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None:
+        self.counts.came_bytes += entry.num_bytes
+        self.counts.carry_s += seconds
+        pending = self.wants.find(entry.nonce, peer)
+        if pending is None:
+            self.counts.late += 1
+            return
+        try:
+            image = checked(pending, entry, data, self._identity, self._layout)
+        except StoreCorrupt as error:
+            if self.wants.take(entry.nonce) is not None:
+                self._distrust(peer)
+                self._fall_back([pending], str(error))
+            return
+        if self.wants.take(entry.nonce) is None:
+            self.counts.late += 1
+        elif pending.attempt == CANARY:
+            self._judge(peer, image)
+        else:
+            self._accept(pending, entry, image, data, seconds)
+
+    def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor, seconds: float) -> None:
+        taken_s = time.monotonic() - pending.asked_s
+        with self._lock:
+            self.view.carried(*pending.peer, entry.num_bytes, seconds)
+            self.view.came(*pending.peer, pending.predicted_s, taken_s, entry.was_held)
+        self._post(partial(self._install, pending, entry, image, Made.here(data)))
+
+    def _judge(self, peer: tuple[int, int], image: EntryImage) -> None:
+        """Whether a peer's entry of the canary is this worker's own within rounding."""
+        apart = difference(image, self._canary.image)
+        limit = same_within(self._layout.dtype)
+        with self._lock:
+            known = self.view.get(*peer)
+            if known is not None:
+                known.state = "trusted" if apart <= limit else "refused"
+        if apart > limit:
+            reason = f"its entry of a known text differs from this worker's by {apart:.2g}; it is not used"
+            logger.error("worker %d: %s", peer[0], reason)
+            self._report(*peer, NEVER, reason)
+
+    def _distrust(self, peer: tuple[int, int]) -> None:
+        """Damage was seen: the next thing asked of this peer is the canary again."""
+        with self._lock:
+            known = self.view.get(*peer)
+            if known is not None and known.state != "refused":
+                known.state = "connected"
+
+    def refused(self, peer: tuple[int, int], message: Refused) -> None:
+        pending = self.wants.find(message.nonce, peer)
+        if pending is None or self.wants.take(message.nonce) is None:
+            return
+        self._fall_back([pending], f"refused ({message.reason})")
+
+    def lost(self, caller: Caller, reason: str) -> None:
+        self._connections.lost(caller, time.monotonic())
+        with self._lock:
+            known = self.view.get(*caller.peer)
+            if known is not None and known.state != "refused":
+                known.state = "met"
+        lost = self.wants.of(caller.peer)
+        if lost:
+            self._fall_back(lost, reason)

@@ -1,0 +1,46 @@
+"""What a store tells of itself: what it holds, and what it forgot. Frozen, plain, and free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What ``LLM.forget`` removed: entries and snapshots, files of them on disk, writes that were still waiting, texts
+    known in flat prompts, and passages of attached indexes."""
+
+    num_entries: int = 0
+    num_snapshots: int = 0
+    num_files: int = 0
+    num_queued: int = 0
+    num_texts: int = 0
+    num_passages: int = 0
+
+    @property
+    def num_cached(self) -> int:
+        """Entries and snapshots together."""
+        return self.num_entries + self.num_snapshots
+
+
+class Forgetful(Protocol):
+    """Something that keeps texts, such as an index of passages, and can be asked to forget them."""
+
+    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int: ...
+
+
+@dataclass(frozen=True)
+class CachedEntry:
+    """An entry of the store, as ``LLM.entries`` lists it: ``labels`` are (name, source) pairs of its text."""
+
+    key: str
+    kind: Literal["segment", "snapshot"]
+    tier: str
+    num_tokens: int
+    num_bytes: int
+    labels: tuple[tuple[str | None, str | None], ...] = ()
+    namespaces: tuple[str, ...] = ()
+    num_hits: int = 0
+    is_pinned: bool = False
+    expires_s: float | None = None

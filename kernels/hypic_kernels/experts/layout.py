@@ -1,0 +1,64 @@
+"""Sizes of the experts' products: what a program takes at once, by how many rows an expert gets."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+
+Kind = Literal["silu", "relu2", "none"]
+"""What is done to a product before it is written: gated by silu, squared behind a relu, or nothing."""
+MOST_ROWS_PER_EXPERT = 32
+
+
+class Config(NamedTuple):
+    """``block_m`` rows, ``block_n`` columns of the result (a gated product reads two matrices of as many), ``block_k``
+    of the sum at once, in 16-bit numbers; ``num_stages`` of it on their way."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_stages: int
+    num_warps: int
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        return {
+            "BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k, "STAGES": self.num_stages,
+        }  # fmt: skip
+
+
+class Layout(NamedTuple):
+    """``by_row``: a program for each row and block of columns, rather than for each expert; the first row of an expert
+    does the work of all its rows."""
+
+    config: Config
+    by_row: bool
+
+
+def fits(num_rows: int, num_experts: int) -> bool:
+    """Whether experts get so few rows that reading their matrices is all the work; more are for other products."""
+    return num_rows <= MOST_ROWS_PER_EXPERT * num_experts
+
+
+def choose(num_rows: int, num_experts: int, kind: Kind, dtype: torch.dtype) -> Layout:
+    """From shapes alone, so that a captured graph can be replayed whatever the router says."""
+    by_row = num_rows < num_experts
+    mean = 1 if by_row else num_rows / num_experts
+    block_m = 16 if mean <= 4 else 32 if mean <= 16 else 64
+    # Of few rows, narrow blocks: there must be more programs than multiprocessors.
+    block_n = (16 if num_rows <= 32 and by_row else 32) * (1 if kind == "silu" else 2)
+    block_k = 64 if block_m == 64 else 128
+    return Layout(Config(block_m, block_n, of_type(block_k, dtype), 4, 4), by_row)
+
+
+def of_type(block_k: int, dtype: torch.dtype) -> int:
+    """As many bytes in wider numbers."""
+    return block_k * 2 // dtype.itemsize
+
+
+def layouts(kind: Kind, dtype: torch.dtype) -> list[Layout]:
+    """All that ``choose`` may choose."""
+    few = [(1, 256), (128, 256)]
+    found = [choose(*sizes, kind, dtype) for sizes in [*few, (1, 1), (8, 1), (32, 1)]]
+    return list(dict.fromkeys(found))

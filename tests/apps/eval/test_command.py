@@ -1,0 +1,82 @@
+"""``hypic eval`` as it is called: tables, JSON, plots, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hypic_apps.cli.main import main
+from tests.apps.eval.test_real import written
+from tests.apps.test_cli import one_sentence
+
+ENGINE = ["--device", "cpu", "--memory", "64MiB", "--max-context", "4096"]
+FIELDS = {"model", "set", "arm", "metric", "value", "n", "low", "high", "gap_to_full", "gap_low", "gap_high"}
+
+
+def test_real_questions_to_a_table_a_file_and_a_plot(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, plot = tmp_path / "out" / "s7.json", tmp_path / "out" / "s7.svg"
+    arguments = ["eval", "--data", str(written(tmp_path)), "--passages", "3", "--items", "2", "--timed", "1"]
+    arguments += ["--arm", "transition", "--arm", "gold-removed", "--model", str(folder), *ENGINE]
+    assert main([*arguments, "--save", str(file), "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out
+    assert "no evidence for larger models" in out and "| transition |" in out and "S7, exact match (n=2)" in out
+    saved = json.loads(file.read_text())
+    assert all(set(record) == FIELDS for record in saved["records"])
+    assert {r["arm"] for r in saved["records"]} == {"full", "transition", "gold-removed"}
+    assert {r["set"] for r in saved["records"]} == {"S7"} and saved["model"] == folder.name
+    texts = [e.text for e in ElementTree.fromstring(plot.read_text()).iter() if e.tag.endswith("text")]
+    assert "transition" in texts and "full" in texts
+
+
+def test_a_set_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["eval", "--set", "S9", "--items", "1", "--timed", "1", "--arm", "transition", "--json"]
+    assert main([*arguments, "--model", str(folder), *ENGINE]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"tool", "arguments", "rule", "kl"} <= {r["metric"] for r in found["records"]}
+    assert found["note"] and found["fingerprint"]
+
+
+def test_saved_results_are_shown_again(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("S9", "S8"):
+        arguments = ["eval", "--set", name, "--items", "1", "--timed", "1", "--arm", "transition"]
+        assert main([*arguments, "--model", str(folder), *ENGINE, "--save", str(tmp_path / f"{name}.json")]) == 0
+    capsys.readouterr()
+    assert main(["eval", "--show", str(tmp_path / "S9.json"), "--show", str(tmp_path / "S8.json")]) == 0
+    out = capsys.readouterr().out
+    assert "S9, right tool (n=1)" in out and "S8, exact match (n=1)" in out and folder.name in out
+
+
+def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["eval", "--drift", "--set", "S8", "--prompts", "1", "--arm", "transition", "--arm", "addition"]
+    assert main([*arguments, "--model", str(folder), *ENGINE, "--plot", str(tmp_path / "d.svg")]) == 0
+    out = capsys.readouterr().out
+    assert "| 0 (linear) |" in out and "| layer | transition: state |" in out
+    assert "polyline" in (tmp_path / "d.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--set", "S99"], "'S99' is no set"),
+        (["--arm", "magic"], "'magic' is no arm"),
+        (["--items", "0"], "'0'"),
+        (["--data", "nowhere.jsonl"], "cannot be read"),
+        (["--show", "nowhere.json"], "cannot be read"),
+        (["--sweep", "tiers"], "tiers"),
+    ],
+)
+def test_what_is_refused(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", *arguments]) == 2
+    assert expected in one_sentence(capsys.readouterr().err)
+
+
+def test_a_set_that_differs_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hypic_apps.eval.sets.NAMES", ("S9",))
+    assert main(["eval", "--check"]) == 0 and "as committed" in capsys.readouterr().out
+    monkeypatch.setattr("hypic_apps.eval.calls.SEED", 1)
+    assert main(["eval", "--check"]) == 1 and "differs" in capsys.readouterr().out

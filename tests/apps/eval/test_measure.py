@@ -1,0 +1,131 @@
+"""Measuring on a tiny model: what must be equal is, and what must not be shows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hypic.types import Policy
+from hypic_apps.eval import drift, measure
+from hypic_apps.eval.arms import ARMS, CACHED, DEFAULT, KNOBS, NONE, plain
+from hypic_apps.eval.driver import Subject
+from hypic_apps.eval.items import Item
+from tests.engine.faults import FAULTS
+
+
+def test_a_forced_answer_has_the_probabilities_of_a_free_one(subject: Subject, item: Item) -> None:
+    prompt = plain(item, "")
+    free = subject.ask([prompt], NONE, 6)[0]
+    forced = subject.ask([prompt], NONE, 1, [free.token_ids])[0]
+    assert forced.token_ids == free.token_ids and len(free.token_ids) == 6
+    assert measure.divergence(free.logprobs, forced.logprobs) < 1e-9
+    other = [(token + 1) % 300 for token in free.token_ids]
+    told = subject.ask([prompt], NONE, 1, [other])[0]
+    assert list(told.token_ids) == other
+    assert torch.allclose(told.logprobs[0], free.logprobs[0]) and not torch.allclose(told.logprobs[1], free.logprobs[1])
+
+
+def test_divergence_is_that_of_the_definition() -> None:
+    mine, other = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
+    expected = 0.5 * math.log(2) + 0.25 * math.log(0.5)
+    assert measure.divergence(mine.log(), other.log()) == pytest.approx(expected)
+
+
+def test_arms_against_full_recompute(subject: Subject, item: Item) -> None:
+    found = measure.measure(subject, "T", [item, item], measure.Plan(DEFAULT, "", num_timed=1))
+    records = {(r.arm, r.metric): r for r in measure.records("tiny", found)}
+    again = records["full-again", "kl"]
+    assert abs(again.value) < 1e-9 and records["full-again", "agreement"].value == 1.0 and again.n == 2
+    for arm in ("transition", "addition", "last", "no-rotation", "no-passages"):
+        assert records[arm, "kl"].value > 1e-7, arm
+    assert records["addition", "kl"].value > records["transition", "kl"].value
+    assert records["full", "run_share"].value == 1.0 and records["seam-32", "run_share"].value > 0.2
+    assert records["transition", "run_share"].value < records["seam-16", "run_share"].value < 1.0
+    assert ("full", "kl") not in records
+    exact = records["transition", "exact_match"]
+    assert exact.gap_to_full is not None and exact.gap_low is not None and exact.gap_low <= exact.gap_to_full
+
+
+def test_one_segment_at_the_prompts_head_is_exact(subject: Subject, item: Item) -> None:
+    """The oracle of the whole chain, and its control: without the transition the same comparison fails."""
+    alone = Item("T", 0, item.passages[:1], item.question, item.answers)
+    prompt = plain(alone, "")
+    prompt = type(prompt)(prompt.segments, prompt.tail, template=False)
+    full = subject.ask([prompt], NONE, 4)[0]
+    cached = subject.ask([prompt], CACHED, 1, [full.token_ids])[0]
+    assert cached.report.segments[0].outcome == "encoded"
+    assert measure.divergence(full.logprobs, cached.logprobs) < 1e-9
+    subject.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        FAULTS["drop-transition"](patch)
+        broken = subject.ask([prompt], CACHED.with_(seam=24), 1, [full.token_ids])[0]
+    assert measure.divergence(full.logprobs, broken.logprobs) > 1e-7
+
+
+def test_knobs_and_controls_build_other_prompts(item: Item) -> None:
+    whole = plain(item, "Be short.")
+    assert [s.kind for s in whole.segments] == ["system", "document", "document", "document"]
+    assert ARMS["no-passages"].build(item, "") is not None
+    removed = ARMS["gold-removed"].build(item, "")
+    assert removed is not None and [s.text for s in removed.segments] == [item.passages[0], item.passages[2]]
+    assert ARMS["gold-removed"].build(Item("T", 0, item.passages, "?", ("x",)), "") is None
+    live = ARMS["last-live-2"].build(item, "")
+    assert live is not None and [s.cache for s in live.segments] == [None, False, False]
+    first = ARMS["question-first"].build(item, "")
+    assert first is not None and first.segments[0].text == item.question and first.tail == item.question
+    joined = ARMS["full-joined"].build(item, "")
+    assert joined is not None and not joined.segments and all(text in joined.tail for text in item.passages)
+    assert set(KNOBS) | set(DEFAULT) == set(ARMS)
+    assert all(arm.policy in (NONE, Policy(reuse="none")) for name, arm in ARMS.items() if name.startswith("full"))
+
+
+def test_drift_is_rounding_in_the_first_layer_only_for_the_transition(subject: Subject, item: Item) -> None:
+    found = {d.arm: d for d in drift.measure(subject, [item], ("transition", "addition"))}
+    exact, dropped = found["transition"].layers[0], found["addition"].layers[0]
+    assert exact.state is not None and exact.state < 1e-12
+    assert dropped.state is not None and dropped.state > 1e-2
+    assert exact.hidden < 1e-12 < found["transition"].layers[-1].hidden
+    assert [layer.kind for layer in found["transition"].layers] == ["linear_attention", "full_attention"] * 2
+    assert found["transition"].layers[1].state is None and len(exact.heads) == 4
+
+
+def test_cached_tokens_drift_from_the_second_layer_on(subject: Subject, item: Item) -> None:
+    (found,) = drift.measure(subject, [item], ("transition",))
+    first, *others = found.by_distance
+    assert first[0] is None, "the seam is run in context"
+    assert first[1] is not None and max(x for row in others for x in row if x is not None) > 1e-3
+
+
+def test_what_drift_compares_is_sensitive(subject: Subject, item: Item) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        FAULTS["drop-transition"](patch)
+        (broken,) = drift.measure(subject, [item], ("transition",))
+    assert broken.layers[0].state is not None and broken.layers[0].state > 1e-2
+
+
+def test_a_model_has_its_folders_name(subject: Subject, folder: Path) -> None:
+    assert subject.name == folder.name and subject.num_parameters > 1000
+
+
+def test_arms_without_a_prompt_for_some_items_are_timed_on_the_others(subject: Subject, item: Item) -> None:
+    without = Item("T", 1, item.passages, item.question, item.answers)
+    plan = measure.Plan(("full", "gold-removed"), num_timed=3)
+    records = measure.records("tiny", measure.measure(subject, "T", [item, without, item], plan))
+    timed = {r.arm: r.n for r in records if r.metric == "ttft_s"}
+    shares = {r.arm: r.n for r in records if r.metric == "run_share"}
+    assert timed == shares == {"full": 3, "gold-removed": 2}
+
+
+def test_items_may_run_together(subject: Subject, item: Item) -> None:
+    other = Item("T", 1, item.passages[::-1], item.question, item.answers)  # without gold passages
+    plan = measure.Plan(("full", "transition", "gold-removed"))
+    alone = measure.measure(subject, "T", [item, other, item], plan)
+    together = measure.measure(subject, "T", [item, other, item], replace(plan, at_once=2))
+    for one, two in zip(measure.records("tiny", alone), measure.records("tiny", together), strict=True):
+        assert (one.arm, one.metric, one.n) == (two.arm, two.metric, two.n)
+        assert one.value == pytest.approx(two.value, abs=1e-9)
+    assert [mark is None for mark in together.marks("gold-removed", "kl")] == [False, True, False]

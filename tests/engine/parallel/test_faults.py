@@ -1,0 +1,164 @@
+"""Whatever a worker does, requests are answered right, nothing leaks, no process is left, and the worker comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypic.engine import workers
+from hypic.engine.parallel.messages import Hello
+from hypic.engine.parallel.supervisor import Times
+from hypic.engine.parallel.wants import Patience
+from hypic.engine.pool import Need
+from tests.checkpoints import qwen
+from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, running, until
+
+KILLED = ["kill-want", "kill-step", "kill-settle", "kill-encoded", "kill-send", "kill-sent"]
+DAMAGED = ["flip", "nan", "short", "generation", "key", "huge", "garbage"]
+ENTRY = "tests.engine.parallel.faulty_worker"
+TIMES = Times(silence_s=6.0, pause_s=0.05, longest_pause_s=0.2)
+PATIENCE = Patience(factor=4.0, least_s=2.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen(tmp_path_factory.mktemp("faults") / "model")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Iterator[Running]:
+    with running(folder, 1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("asked")
+
+
+@pytest.fixture(scope="module")
+def faulty(folder: Path, faults: Path) -> Iterator[Running]:
+    with _faulty(folder, faults) as engine:
+        yield engine
+
+
+@contextmanager
+def _faulty(folder: Path, faults: Path, **changes: Any) -> Iterator[Running]:
+    sound = workers.settings_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "settings_of", lambda *args: {**sound(*args), "seed_folder": str(faults)})
+        setup = replace(ENCODING, entry=ENTRY, times=TIMES, patience=PATIENCE, **changes)
+        with running(folder, 2, setup) as engine:
+            yield engine
+
+
+def usable(engine: Running) -> bool:
+    return engine.workers.peers.ready() == 1
+
+
+def renewed(engine: Running, before: Hello) -> Hello:
+    """The next generation of a worker, once it may be used."""
+
+    def later() -> list[Hello]:
+        return [hello for hello in engine.workers.supervisor.hellos if hello.generation > before.generation]
+
+    until(lambda: later() and usable(engine), 120)
+    return later()[0]
+
+
+def strike(engine: Running, alone: Running, faults: Path, fault: str, seed: int) -> float:
+    """Seconds that the request took during which the fault struck; its answer was right."""
+    until(lambda: usable(engine), 120)
+    prompt = cold_prompt(seed)
+    expected, _ = alone.ask(prompt)
+    file = faults / "1"
+    file.write_text(fault)
+    started = time.monotonic()
+    found, _ = engine.ask(prompt)
+    seconds = time.monotonic() - started
+    assert found == expected
+    until(lambda: not file.exists(), 30)
+    assert engine.leaked() == Need() and len(engine.workers.peers.wants) == 0
+    return seconds
+
+
+@pytest.mark.parametrize("fault", KILLED)
+def test_a_worker_is_killed_at_any_stage(faulty: Running, alone: Running, faults: Path, fault: str) -> None:
+    until(lambda: usable(faulty), 120)
+    before = faulty.workers.supervisor.hellos[0]
+    seconds = strike(faulty, alone, faults, fault, 10 + KILLED.index(fault))
+    assert seconds < 30
+    until(lambda: not is_running(before.pid))
+    assert renewed(faulty, before).pid != before.pid
+
+
+@pytest.mark.parametrize("fault", DAMAGED)
+def test_what_comes_damaged_is_not_used(faulty: Running, alone: Running, faults: Path, fault: str) -> None:
+    until(lambda: usable(faulty), 120)
+    fell_back = faulty.workers.peers.counts.fell_back
+    strike(faulty, alone, faults, fault, 40 + DAMAGED.index(fault))
+    assert faulty.workers.peers.counts.fell_back > fell_back
+
+
+def test_a_lost_message_costs_a_deadline(faulty: Running, alone: Running, faults: Path) -> None:
+    assert PATIENCE.least_s * 0.9 < strike(faulty, alone, faults, "lost", 60) < 30
+
+
+@pytest.mark.parametrize("fault", ["stop", "hang-step"])
+def test_a_worker_that_hangs_is_given_up_and_started_again(
+    faulty: Running, alone: Running, faults: Path, fault: str
+) -> None:
+    until(lambda: usable(faulty), 120)
+    before = faulty.workers.supervisor.hellos[0]
+    strike(faulty, alone, faults, fault, 70 + len(fault))
+    until(lambda: not is_running(before.pid), 60)
+    renewed(faulty, before)
+
+
+def test_a_worker_whose_heart_stops_is_started_again(faulty: Running, faults: Path) -> None:
+    until(lambda: usable(faulty), 120)
+    before = faulty.workers.supervisor.hellos[0]
+    (faults / "1").write_text("silent")
+    until(lambda: not is_running(before.pid), 60)
+    renewed(faulty, before)
+
+
+def test_a_worker_that_computes_something_else_is_never_used(faulty: Running, alone: Running, faults: Path) -> None:
+    """Its checksums are right and its entries are wrong: the known text shows it."""
+    until(lambda: usable(faulty), 120)
+    before = faulty.workers.supervisor.hellos[0]
+    (faults / "1").write_text("other-weights")
+    faulty.workers.supervisor.lose(before.rank, before.generation, "it is to start again")
+    until(lambda: faulty.workers.peers.view.peers.get(1) and faulty.workers.peers.view.peers[1].state == "refused", 120)
+    asked = faulty.workers.peers.counts.asked
+    prompt = cold_prompt(80)
+    assert faulty.ask(prompt)[0] == alone.ask(prompt)[0]
+    assert faulty.workers.peers.counts.asked == asked
+    refused = faulty.workers.supervisor.hellos[0]
+    faulty.workers.supervisor.lose(refused.rank, refused.generation, "it is to start again")
+    renewed(faulty, refused)
+
+
+def test_a_worker_that_dies_while_it_starts_is_started_again(faulty: Running, faults: Path) -> None:
+    until(lambda: usable(faulty), 120)
+    before = faulty.workers.supervisor.hellos[0]
+    (faults / "1").write_text("kill-start")
+    faulty.workers.supervisor.lose(before.rank, before.generation, "it is to start again")
+    assert renewed(faulty, before).generation >= before.generation + 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_a_hundred_kills(folder: Path, alone: Running, tmp_path: Path) -> None:
+    with _faulty(folder, tmp_path) as engine:
+        for number in range(100):
+            strike(engine, alone, tmp_path, KILLED[number % len(KILLED)], 1000 + number)
+        assert engine.workers.peers.counts.fell_back > 50
+        pids = [hello.pid for hello in engine.workers.supervisor.hellos]
+    assert not any(map(is_running, pids))

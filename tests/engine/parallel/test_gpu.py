@@ -1,0 +1,55 @@
+"""Entries that never leave GPUs: CUDA IPC between workers of one, NCCL between two. Float64, so tokens are equal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hypic.engine.payload import difference
+from hypic.engine.pool import Need
+from tests.checkpoints import qwen
+from tests.engine.parallel.running import ENCODING, Running, cold_prompt, running
+
+pytestmark = pytest.mark.gpu
+GPU = {"device": "cuda", "kernels": "off", "graphs": False, "memory": "256MiB"}
+SETUP = replace(ENCODING, planner="round-robin")
+
+
+def carriers(engine: Running) -> set[str]:
+    return {peer.carrier for peer in engine.workers.peers.view.peers.values()}
+
+
+def compared(folder: Path, num_workers: int, carrier: str) -> None:
+    prompts = [cold_prompt(seed, count=6) for seed in (1, 2, 3)]
+    with running(folder, 1, **GPU) as alone:
+        expected, entries = [alone.ask(prompt)[0] for prompt in prompts], alone.images()
+    with running(folder, num_workers, SETUP, **GPU) as engine:
+        found, images = [engine.ask(prompt)[0] for prompt in prompts], engine.images()
+        assert carriers(engine) == {carrier}
+        assert engine.workers.peers.counts.came >= 6 and engine.workers.peers.counts.fell_back == 0
+        again = [engine.ask(prompt)[0] for prompt in prompts]
+        assert engine.leaked() == Need()
+    assert found == again == expected
+    assert max(difference(images[key], entries[key]) for key in entries) < 1e-10
+
+
+def test_two_workers_of_one_gpu_read_each_others_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    compared(qwen(tmp_path / "model"), 2, "ipc")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_exchange_over_nccl(tmp_path: Path) -> None:
+    compared(qwen(tmp_path / "model"), 2, "nccl")
+
+
+def test_entries_go_through_the_host_if_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    folder, prompt = qwen(tmp_path / "model"), cold_prompt(1)
+    with running(folder, 1, **GPU) as alone:
+        expected, _ = alone.ask(prompt)
+    with running(folder, 2, replace(SETUP, carrier="socket"), **GPU) as engine:
+        assert engine.ask(prompt)[0] == expected and carriers(engine) == {"socket"}

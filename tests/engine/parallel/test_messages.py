@@ -1,0 +1,231 @@
+"""What is said and how: messages, frames, packed entries, the table of wants. Whatever is strange is refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from hypic.engine.parallel import messages, wire
+from hypic.engine.parallel.messages import Beat, Entry, Greet, Hello, Refused, Roster, Want, decode, encode
+from hypic.engine.parallel.packing import digest, pack, unpack
+from hypic.engine.parallel.view import View
+from hypic.engine.parallel.wants import Pending, Wants
+from hypic.engine.segment import CachedSegment
+from hypic.engine.speech import result_of, result_to_json, task_of, task_to_json
+from hypic.errors import PromptTooLong, StoreCorrupt, WorkerLost
+
+COST = {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "scale": 1.0}
+EXAMPLES = [
+    Hello(1, 2, 3, "127.0.0.1", 4, "cpu", "f", COST),
+    Beat(1, 2, 3, 0.5, ("aa",), ()),
+    Roster(({"rank": 1},)),
+    Greet(0, 1, 2, 3, "gloo", "cpu", "file:/x"),
+    Want(1, 2, "ab", (1, 2, 3), 8, None, "name", None),
+    Entry(1, 2, "ab", (("linear.0.tail", "float32", (3, 4)),), 64, 5, 0.1, False),
+    Refused(1, 2, "no"),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
+def test_a_message_comes_as_it_was_sent(message: messages.Message) -> None:
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"null", b"[]", b'["Want"]', b'["os.system",{}]', b'["Stop",{"x":1}]', b'["Abort",{"id":7}]', b"\xff\xfe",
+        b'["Beat",{"rank":true,"generation":1,"number":1,"queued_s":0.1}]', b'["Abort",{}]', b"[" * 100_000,
+        b'["Want",{"nonce":1,"generation":1,"key":"a","ids":["x"],"seam":1}]',
+    ],
+)  # fmt: skip
+def test_what_is_no_message_is_refused(data: bytes) -> None:
+    with pytest.raises(WorkerLost, match="no message"):
+        decode(data)
+
+
+def pair(one: bytes, other: bytes) -> tuple[Any, Any]:
+    """Both ends of a connection whose sides know these secrets; errors in their place."""
+    server = wire.listen("127.0.0.1")
+    found: list[Any] = [None, None]
+
+    def accept() -> None:
+        try:
+            found[1] = wire.accepted(server.accept()[0], other)
+        except WorkerLost as error:
+            found[1] = error
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        found[0] = wire.connect("127.0.0.1", server.getsockname()[1], one)
+    except WorkerLost as error:
+        found[0] = error
+    thread.join(20)
+    server.close()
+    return found[0], found[1]
+
+
+def test_frames_and_bytes_go_over_a_wire() -> None:
+    here, there = pair(b"secret", b"secret")
+    data = torch.arange(100_000, dtype=torch.int64).view(torch.uint8)
+    sender = threading.Thread(target=lambda: [here.send(EXAMPLES[5], data), here.send(EXAMPLES[6])])
+    sender.start()
+    assert there.receive() == EXAMPLES[5] and torch.equal(there.receive_bytes(len(data)), data)
+    assert there.receive() == EXAMPLES[6]
+    sender.join()
+    here.close()
+    with pytest.raises(WorkerLost, match="closed"):
+        there.receive()
+
+
+def test_a_stranger_is_not_let_in() -> None:
+    for end in pair(b"secret", b"another"):
+        assert isinstance(end, WorkerLost)
+
+
+def test_closing_wakes_whoever_reads() -> None:
+    here, there = pair(b"s", b"s")
+    failed: list[WorkerLost] = []
+
+    def read() -> None:
+        try:
+            here.receive()
+        except WorkerLost as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    here.close()
+    thread.join(10)
+    assert failed and not thread.is_alive()
+    there.close()
+
+
+def test_a_frame_that_is_too_long_ends_the_connection() -> None:
+    here, there = pair(b"s", b"s")
+    here._socket.sendall((2**40).to_bytes(8, "little"))
+    with pytest.raises(WorkerLost, match="announced"):
+        there.receive()
+
+
+def test_nobody_listens() -> None:
+    free = socket.create_server(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+    free.close()
+    with pytest.raises(WorkerLost, match="no worker answers"):
+        wire.connect("127.0.0.1", port, b"s")
+
+
+TENSORS = {
+    "a": torch.arange(15, dtype=torch.float64).view(3, 5),
+    "empty": torch.zeros(0, 7),
+    "b": torch.arange(7, dtype=torch.int32),
+    "c": torch.linspace(0, 1, 9).bfloat16(),
+}
+
+
+def test_tensors_are_unpacked_as_they_were_packed() -> None:
+    specs, data = pack(TENSORS)
+    found = unpack(specs, data)
+    assert list(found) == list(TENSORS)
+    assert all(torch.equal(found[n], TENSORS[n]) and found[n].dtype == TENSORS[n].dtype for n in TENSORS)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        (), (("a", "float64", (3, 5)),), (("a", "complex64", (1,)),), (("a", "uint8", (2**50,)),),
+        (("a", "uint8", (-1,)),),
+        (("a", "float64", (3, 5)), ("a", "float64", (3, 5))),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit_are_refused(specs: Any) -> None:
+    with pytest.raises(StoreCorrupt):
+        unpack(specs, pack(TENSORS)[1])
+
+
+def test_any_flipped_bit_and_any_swap_changes_the_digest() -> None:
+    data = torch.randint(0, 256, (1003,), dtype=torch.uint8)
+    whole = digest(data)
+    for place in range(len(data)):
+        damaged = data.clone()
+        damaged[place] ^= 1 << (place % 8)
+        assert digest(damaged) != whole
+    words = data[:1000].view(torch.int64)
+    for place in range(1, len(words)):
+        swapped = words.clone()
+        swapped[[0, place]] = swapped[[place, 0]]
+        assert digest(swapped.view(torch.uint8)) != digest(data[:1000])
+    assert digest(data[:-1]) != whole and digest(data.clone()) == whole
+
+
+def pending(nonce: int, peer: tuple[int, int], deadline_s: float) -> Pending:
+    entry = CachedSegment(b"k" * 32, (1, 2), __import__("numpy").zeros(1, dtype=int), (), 0, 0, 0)
+    return Pending(nonce, entry, peer, False, 0.0, 1.0, deadline_s)
+
+
+def test_only_the_process_that_was_asked_may_answer_and_only_once() -> None:
+    wants = Wants()
+    wants.add(pending(1, (3, 7), 10.0))
+    assert wants.find(1, (3, 8)) is None and wants.find(1, (2, 7)) is None and wants.find(2, (3, 7)) is None
+    assert wants.find(1, (3, 7)) is not None
+    assert wants.take(1) is not None and wants.take(1) is None and wants.find(1, (3, 7)) is None
+
+
+def test_deadlines_and_lost_peers_take_wants_out() -> None:
+    wants = Wants()
+    for nonce in range(4):
+        wants.add(pending(nonce, (nonce % 2, 1), float(nonce)))
+    assert [p.nonce for p in wants.overdue(1.0)] == [0, 1]
+    assert [p.nonce for p in wants.of((1, 1))] == [3] and len(wants) == 1
+
+
+def test_a_view_knows_generations_and_lets_failing_peers_rest() -> None:
+    view = View()
+    view.meet([Hello(1, 1, 9, "h", 1, "cpu", "f", COST)])
+    view.peers[1].state = "trusted"
+    view.heard(1, 1, 2.0, ["a", "b"], [], now=0.0)
+    view.heard(1, 2, 9.0, ["z"], [], now=0.0)
+    assert view.holders("a", [1]) == {1} and view.holders("z", [1]) == set()
+    assert view.members(0.5)[0].queued_s == pytest.approx(1.5)
+    view.promised(1, 5.0, now=1.0)
+    assert view.members(1.0)[0].queued_s == pytest.approx(5.0)
+    assert view.failed(1, 1, now=1.0) == 1 and view.members(1.5) == [] and len(view.members(2.5)) == 1
+    assert view.failed(1, 1, now=3.0) == 2 and view.members(4.5) == [] and len(view.members(5.5)) == 1
+    assert view.failed(1, 9, now=3.0) == 0
+    view.meet([Hello(1, 2, 9, "h", 1, "cpu", "f", COST)])
+    assert view.peers[1].held == set() and view.peers[1].state == "met"
+    view.meet([])
+    assert view.peers == {}
+
+
+def test_requests_and_answers_travel_whole() -> None:
+    from dataclasses import replace
+
+    from hypic.engine.engine import Task
+    from hypic.types import CacheReport, Completion, Policy, SamplingParams, SegmentReport, TokenLogprob, Usage
+    from tests.engine.harness import few_segments
+
+    task = Task(
+        "id", few_segments(), SamplingParams(stop=["x"], seed=3), Policy(seam=4), 0.5, notes=("n",), generated=(4,)
+    )
+    assert task_of("id", json.loads(json.dumps(task_to_json(task)))) == task
+    report = CacheReport((SegmentReport("document", "n", None, "hit", 7),), 7, 1, 6, {"ttft": 0.1}, notes=("a",))
+    logprob = TokenLogprob(3, -0.5, ((3, -0.5), (4, -1.0)))
+    whole = Completion("text", (3,), "", "stop", (logprob,), Usage(7, 1, 6), report)
+    for result in (whole, replace(whole, report=None, usage=None)):
+        assert result_of(json.loads(json.dumps(result_to_json(result)))) == result
+    error = result_of(result_to_json(PromptTooLong("it is too long")))
+    assert type(error) is PromptTooLong and str(error) == "it is too long"
+    assert "HypicError" in type(result_of({"error": "os", "message": "m"})).__name__
+    for strange in ({}, {"text": 1}, {**result_to_json(whole), "token_ids": ["x"]}):
+        with pytest.raises(WorkerLost):
+            result_of(strange)
+    with pytest.raises(WorkerLost):
+        task_of("id", {**task_to_json(task), "policy": {"seam": -1}})

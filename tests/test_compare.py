@@ -1,0 +1,167 @@
+"""``LLM.compare``: what differs, which segment does it, and what to set."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypic import LLM, Completion, Policy, Prompt, Segment
+from hypic.compare import Comparison, Difference, Way, advice, divergence
+from hypic.errors import ConfigError
+from hypic.types import TokenLogprob
+from hypic_apps.cli.main import main
+from tests.apps.test_cli import one_sentence
+from tests.checkpoints import add_tokenizer, qwen
+
+WORDS = "the river runs past an old mill where three brothers grind rye and oats for the town below".split()
+SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float64", "memory": "64MiB", "max_context": 2048}
+
+
+def passage(seed: int, num_words: int = 40) -> Segment:
+    text = " ".join(WORDS[(seed * 7 + i * (seed + 1)) % len(WORDS)] for i in range(num_words))
+    return Segment(f"Passage {seed}: {text}", name=f"part {seed}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = qwen(tmp_path_factory.mktemp("compare"))
+    add_tokenizer(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), **SETTINGS) as made:
+        yield made
+
+
+def differing(llm: LLM) -> tuple[Prompt, Comparison]:
+    """A prompt of two segments whose answer from segments is another one than in full."""
+    for seed in range(1, 40):
+        prompt = Prompt([passage(seed), passage(seed + 1)], "Who grinds rye?")
+        found = llm.compare(prompt, 24)
+        if not found.segments.is_same:
+            return prompt, found
+    raise AssertionError("no prompt of forty differs; the model of the test is no use")
+
+
+def test_the_answers_are_those_of_generate(llm: LLM) -> None:
+    prompt, found = differing(llm)
+    from hypic import SamplingParams
+
+    sampling = SamplingParams(max_tokens=24, temperature=0.0)
+    assert found.full.text == llm.generate(prompt, sampling, policy=Policy(reuse="none")).text
+    assert found.segments.text == llm.generate(prompt, sampling).text
+    assert found.again.is_same and found.again.kl < 1e-9
+
+
+def test_the_difference_is_where_the_tokens_part(llm: LLM) -> None:
+    prompt, found = differing(llm)
+    from hypic import SamplingParams
+
+    cached = llm.generate(prompt, SamplingParams(max_tokens=24, temperature=0.0))
+    difference = found.segments.difference
+    assert difference is not None
+    at = difference.position
+    assert cached.token_ids[:at] == found.full.token_ids[:at]
+    assert (found.full.token_ids[at], cached.token_ids[at]) == (difference.token_id, difference.other_token_id)
+    assert difference.margin > 0 and difference.other_margin > 0 and found.segments.kl > found.again.kl
+
+
+def test_every_cached_segment_is_run_live_in_turn(llm: LLM) -> None:
+    _, found = differing(llm)
+    assert [way.segment for way in found.live] == [0, 1]
+    assert [way.name.split()[0] for way in found.live] == ["part", "part"]
+    assert all(way.extra_tokens > 20 for way in found.live) and len(found.seams) == 3
+    assert found.closest in found.live and found.advice
+
+
+def test_the_only_segment_run_live_is_full_recompute(llm: LLM) -> None:
+    for seed in range(1, 60):
+        found = llm.compare(Prompt([passage(seed)], "Who grinds rye?"), 32)
+        if not found.segments.is_same:
+            (live,) = found.live
+            assert live.is_same and live.kl < 1e-9 < found.segments.kl
+            assert "cache=False" in found.advice or "seam=" in found.advice
+            return
+    raise AssertionError("no prompt of sixty differs; the model of the test is no use")
+
+
+def test_nothing_to_set(llm: LLM) -> None:
+    found = llm.compare(Prompt([Segment("Too short.")], "Who?"), 4)
+    assert found.segments.is_same and not found.live and "nothing to set" in found.advice
+
+
+def test_a_policy_without_segments_is_refused(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="'none'"):
+        llm.compare("Who?", policy=Policy(reuse="none"))
+
+
+def way(name: str, *, same: bool, extra: int = 0, segment: int | None = None, setting: str = "", at: int = 2) -> Way:
+    difference = None if same else Difference(at, 1, 2, 0.01, 0.02)
+    return Way(name, "", difference, 0.1, extra, segment, setting)
+
+
+def test_advice() -> None:
+    differs = way("segments", same=False)
+    found = Comparison(Completion(), way("again", same=True), differs)
+    assert "reuse='none'" in advice(found)
+    tried = (way("a live", same=True, extra=90, segment=0, setting="cache=False"), way("b live", same=False, segment=1))
+    wide = (way("seam 16", same=True, extra=40, setting="seam=16"),)
+    assert "cache=False) for a:" in advice(replace(found, live=tried))
+    assert "Set seam=16: " in advice(replace(found, live=tried, seams=wide)), "the cheaper of the two"
+    assert "deterministic=True" in advice(replace(found, again=way("again", same=False), live=tried))
+    late = way("again", same=False, at=9)
+    assert "cache=False" in advice(replace(found, again=late, live=tried)), "what parts later explains nothing"
+
+
+def test_divergence_is_a_lower_bound() -> None:
+    full, other = [0.5, 0.2, 0.2, 0.1], [0.3, 0.3, 0.1, 0.3]
+    whole = sum(p * math.log(p / q) for p, q in zip(full, other, strict=True))
+
+    def seen(p: list[float], number: int) -> TokenLogprob:
+        top = sorted(((i, math.log(x)) for i, x in enumerate(p)), key=lambda pair: -pair[1])[:number]
+        return TokenLogprob(top[0][0], top[0][1], tuple(top))
+
+    assert divergence(seen(full, 4), seen(other, 4)) == pytest.approx(whole)
+    assert 0 < divergence(seen(full, 2), seen(other, 3)) <= whole
+    assert divergence(seen(full, 4), seen(full, 4)) == pytest.approx(0.0, abs=1e-12)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command(folder: Path, llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt, found = differing(llm)
+    request = tmp_path / "request.json"
+    parts = [{"type": "text", "text": s.text, "hypic": {"name": s.name}} for s in prompt.segments]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": prompt.tail}]}]
+    request.write_text(json.dumps({"messages": messages}))
+    engine = ["--model", str(folder), "--device", "cpu", "--dtype", "float64", "--memory", "64MiB"]
+    assert main(["compare", str(request), "--max-tokens", "24", *engine]) == 0
+    out = capsys.readouterr().out
+    assert found.advice in out and "part" in out
+    request.write_text(json.dumps({"segments": [s.text for s in prompt.segments], "question": prompt.tail}))
+    assert main(["compare", str(request), "--max-tokens", "24", "--json", *engine]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["segments"]["text"] == found.segments.text and len(told["live"]) == 2 and told["advice"]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("{", "no JSON"), ("{}", "neither"), ('{"segments": [1], "question": "?"}', "the segment 1"), (None, "read")],
+)
+def test_requests_that_cannot_be_read(
+    content: str | None, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "request.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["compare", str(path)]) == 2
+    assert expected in one_sentence(capsys.readouterr().err)
