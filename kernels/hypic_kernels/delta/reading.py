@@ -10,10 +10,10 @@ from torch import Tensor
 from hypic_kernels.delta.layout import ReadConfig
 from hypic_kernels.delta.parts import both_wide, gated
 from hypic_kernels.delta.rule import GatedNorm, Precision
-from hypic_kernels.launch import Launch, jit
+from hypic_kernels.launch import Launch, jit_for_any
 
 
-@jit
+@jit_for_any("N")
 def _read(
     query: tl.tensor,
     offset: tl.tensor,

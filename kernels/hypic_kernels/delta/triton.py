@@ -17,7 +17,7 @@ from torch import Tensor
 from hypic_kernels.delta.layout import LiftConfig, padded
 from hypic_kernels.delta.parts import exact, gates, stored_by_wide, wide_by_stored
 from hypic_kernels.delta.rule import Maps, Precision, Rule
-from hypic_kernels.launch import Launch, jit
+from hypic_kernels.launch import Launch, jit, jit_for_any
 
 
 @jit
@@ -137,7 +137,7 @@ def _keep_factors(
     tl.store(places + 2 * C, growth)
 
 
-@jit
+@jit_for_any("N")
 def _solve(
     q: tl.tensor,
     k: tl.tensor,
@@ -286,7 +286,7 @@ def _columns(
         tl.store(target + across[:, None] * WIDTH + channels, block, mask=mask)
 
 
-@jit
+@jit_for_any("N")
 def _multiply(
     q: tl.tensor,
     k: tl.tensor,
