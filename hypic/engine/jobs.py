@@ -140,6 +140,7 @@ class Jobs:
         """A segment is encoded."""
         del self.encoding[job.entry.key]
         self._end(job)
+        self.expiry.watch(job.entry)
         self.store.put(job.entry)
         self.tiers.made(job.entry)
         if not job.entry.is_forgotten:

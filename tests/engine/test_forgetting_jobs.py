@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from hypic.engine import inspect
 from hypic.engine.forget import forget
 from hypic.engine.store.texts import Wanted
 from tests.engine.harness import Answer, Bench, live, seg
@@ -71,4 +74,45 @@ def test_forgetting_beside_a_step_that_runs_out_of_memory(bench: Make) -> None:
     engine.assert_sound()
     engine.run()
     assert len(waiting.ids) == 2
+    engine.assert_back_to_start()
+
+
+# -- times to live ---------------------------------------------------------------------------------------------------
+
+
+def later(patch: pytest.MonkeyPatch, seconds: float, *rooms: str) -> None:
+    """What these modules take for the time."""
+    clock = SimpleNamespace(time=lambda: time.time() + seconds, perf_counter=time.perf_counter)
+    for room in rooms:
+        patch.setattr(f"hypic.engine.{room}.time", clock)
+
+
+def test_a_pinned_entry_whose_time_passes_in_the_middle_of_a_step(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = bench("qwen")
+    engine.ask([live(3, 2), seg(40, 1, ttl_s=1000), live(4, 3)])
+    assert inspect.pin(engine.engine, wanted=Wanted()) == 1
+    with monkeypatch.context() as patch:
+        later(patch, 2000, "store.expiry")
+        assert engine.ask([live(3, 2), seg(40, 1), live(4, 3)]).outcomes == ["encoded"]
+    later(monkeypatch, 2000, "store.expiry", "engine")
+    engine.engine.expire()
+    assert not engine.engine.kept and engine.num_segments == 1, "the new entry has no time"
+    engine.assert_back_to_start()
+
+
+@pytest.mark.parametrize("when", ["making", "made"])
+def test_a_text_that_was_forgotten_and_comes_again_goes_in_its_own_time(
+    when: str, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = bench("qwen", max_step_tokens=16)
+    engine.ask([live(3, 2), seg(90, 1, ttl_s=1000), live(4, 3)])
+    forget(engine.engine, Wanted())
+    engine.add([live(3, 2), seg(90, 1, ttl_s=3000), live(4, 3)])
+    engine.step() if when == "making" else engine.run()
+    later(monkeypatch, 2000, "store.expiry", "engine")
+    engine.run() if when == "making" else engine.engine.expire()
+    assert engine.num_segments == 1
+    later(monkeypatch, 4000, "store.expiry", "engine")
+    engine.engine.expire()
+    assert engine.store.stats.num_entries == 0
     engine.assert_back_to_start()
