@@ -6,6 +6,7 @@ sent, and whatever does not fit what was asked is refused before it is used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ def checked(pending: Pending, message: Entry, data: Tensor, identity: Identity, 
     """
     if message.key != pending.key.hex():
         raise StoreCorrupt("another entry came than was asked for; it is not used.")
-    if digest(data) != message.digest:
+    if digest(data) != message.digest or not math.isfinite(message.expires_s or 0.0):
         raise StoreCorrupt(f"the entry {message.key[:16]} came damaged; it is not used.")
     return incoming(message.tensors, data, pending.entry, identity, layout)
 
@@ -140,6 +141,5 @@ def want_of(pending: Pending) -> Want:
     """The message that asks for an entry."""
     entry = pending.entry
     seam = len(entry.ids) - entry.num_cached
-    return Want(
-        pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, entry.namespace, entry.name, entry.source
-    )
+    labels = (entry.namespace, entry.name, entry.source)
+    return Want(pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, *labels, entry.expires_s)

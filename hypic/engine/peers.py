@@ -142,6 +142,7 @@ class Peers:
             return
         made.taken()
         note(job, pending, message)
+        engine.admission.expiry.end(job.entry, message.expires_s)
         engine.admission.jobs.came(job, image)
         self.counts.came += 1
         self.counts.fetched += message.was_held
