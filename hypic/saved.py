@@ -8,6 +8,7 @@ at the same time takes a file that has gone for a miss; what it holds in memory 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ from hypic.engine.segment import Label
 from hypic.engine.store import encoding, erasing
 from hypic.engine.store.files import File, files_in, folders_in, key_of, mapped, read_about, strays, unlinked
 from hypic.engine.store.texts import Texts, Wanted
-from hypic.errors import ConfigError, StoreCorrupt
+from hypic.errors import ConfigError, StoreCorrupt, StoreError
 from hypic.kept import Forgotten
 from hypic.store_spec import TierSpec, parse_store
+
+# The disk tier names a model's folder by the beginning of a digest.
+MODEL_FOLDER = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,41 @@ def matching(
 
 
 def remove(found: Iterable[SavedEntry | Damaged]) -> int:
-    """Remove these files; how many there were."""
-    return sum(unlinked(one.path) for one in list(found))
+    """Remove these files; how many there were.
+
+    Raises:
+        StoreError: some could not be removed.
+    """
+    removed, stuck = 0, []
+    for one in list(found):
+        if unlinked(one.path):
+            removed += 1
+        elif os.path.lexists(one.path):
+            stuck.append(one.path)
+    if stuck:
+        raise StoreError(
+            f"{len(stuck)} files of the store could not be removed, {stuck[0]} among them; run this as their owner, "
+            "with the right to write in their folder."
+        )
+    return removed
+
+
+def check_readable(root: Path) -> None:
+    """Whether this is a store's folder that can be looked into.
+
+    Raises:
+        StoreError: it cannot be read, or holds other things than a store does.
+    """
+    for folder in (root, *(Path(path) for path in _model_folders(root))):
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise StoreError(f"{str(folder)!r} cannot be read; run this as the owner of the store.")
+    if os.listdir(root) and not _model_folders(root):
+        raise StoreError(f"{str(root)!r} is no store; pass the folder that the store's disk tier has.")
+
+
+def _model_folders(root: Path) -> list[str]:
+    """Folders named as the disk tier names a model's."""
+    return [path for path in folders_in(root) if MODEL_FOLDER.fullmatch(os.path.basename(path))]
 
 
 def verify(root: Path, progress: Callable[[int], None] | None = None) -> Iterator[SavedEntry | Damaged]:
@@ -114,6 +151,7 @@ def forget(
     if wanted.is_all:
         raise ConfigError("forget needs a source, a name or a namespace; to remove everything, clear the store.")
     removed = sum(_forget_in(Path(folder), wanted) for folder in folders_in(root))
+    remove(matching(entries(root), source=source, name=name, namespace=namespace))  # says so where one stayed
     return Forgotten(num_entries=removed, num_files=removed)
 
 
@@ -121,7 +159,7 @@ def clear(root: Path, model: str = "") -> int:
     """Remove all entries, or those of the models whose fingerprints begin so, and damaged files; how many files."""
     found = [entry for entry in entries(root) if isinstance(entry, Damaged) or entry.model.startswith(model)]
     removed = remove(found)
-    for folder in folders_in(root):
+    for folder in _model_folders(root):
         if not os.listdir(folder):
             os.rmdir(folder)
     return removed
@@ -142,6 +180,8 @@ def _entry(file: File) -> SavedEntry | Damaged:
         about = read_about(file.path)
         if about.key != key_of(file.path):
             raise StoreCorrupt("it stands under the name of another.")
+    except PermissionError as error:
+        raise StoreError(f"{file.path} cannot be read; run this as the owner of the store.") from error
     except (StoreCorrupt, OSError) as error:
         return Damaged(file.path, file.num_bytes, str(error))
     return SavedEntry(

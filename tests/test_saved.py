@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hypic import LLM, Prompt, SamplingParams, Segment, saved
-from hypic.errors import ConfigError
+from hypic.errors import ConfigError, StoreError
 from hypic.kept import Forgotten
 from hypic.saved import Damaged, SavedEntry
 from hypic.types import CacheReport
@@ -372,3 +372,33 @@ def test_the_example_runs(folder: Path, capsys: pytest.CaptureFixture[str], monk
     lines = [re.findall(r"hit|encoded", line) for line in capsys.readouterr().out.splitlines() if ": " in line]
     told = [outcomes for outcomes in lines if outcomes]
     assert told == [["encoded"] * 2, ["hit"] * 2, ["hit"] * 2, ["hit", "encoded"], ["hit", "encoded"]]
+
+
+def test_what_could_not_be_removed_is_said(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "unlinked", lambda path: False)
+    with pytest.raises(StoreError, match="could not be removed"):
+        saved.clear(filled)
+    assert kept(filled)
+
+
+def test_other_folders_are_left_alone(filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (filled / "photos").mkdir()
+    saved.clear(filled)
+    assert (filled / "photos").is_dir() and not kept(filled)
+    other = tmp_path / "other"
+    (other / "mail").mkdir(parents=True)
+    assert main(["cache", "clear", "--store", str(other)]) != 0
+    assert "is no store" in capsys.readouterr().err and (other / "mail").is_dir()
+
+
+def test_a_file_is_forgotten_by_the_name_it_was_given_by(
+    folder: Path, root: Path, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(["warm", str(corpus), "--model", str(folder), "--store", f"disk://{root}?size=64MiB"])
+    file = next(path for path in sorted(corpus.rglob("*")) if path.is_file())
+    monkeypatch.chdir(file.parent)
+    assert main(["cache", "forget", "--store", str(root), "--source", "nosuch.md"]) != 0
+    assert "hypic cache ls" in capsys.readouterr().err
+    before = len(kept(root))
+    assert main(["cache", "forget", "--store", str(root), "--source", file.name]) == 0
+    assert len(kept(root)) < before

@@ -54,7 +54,7 @@ def _fit(kept: Kept, longest: int, config: EngineConfig, held: Callable[[Need], 
     budget, size, seam = config.memory_bytes(0), config.page_size, config.policy.seam
     context = runner.context_within(config, longest, budget, kept.token_bytes)
     try:
-        whole = split(kept, budget, size, context, config.max_running, config.segment_tokens)
+        whole = split(kept, budget, size, context, config.max_running, config.typical_segment_tokens)
     except ConfigError as error:
         return Fit(budget, context=context, refusal=str(error))
     kept_back = reserve(size, context, config.max_running)

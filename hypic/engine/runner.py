@@ -112,7 +112,9 @@ class Runner:
     ) -> Runner:
         layout, budget = model.layout, config.memory_bytes(free_bytes(device))
         context = context_within(config, model.max_context, budget, layout.token_bytes)
-        pool = Pool(layout, budget, config.page_size, context, config.max_running, device, form, config.segment_tokens)
+        pool = Pool(
+            layout, budget, config.page_size, context, config.max_running, device, form, config.typical_segment_tokens
+        )
         _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
         identity = replace(identity, path=path_of(geometry, device))

@@ -55,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     contexts = args.context or [1024 if is_small(device, made) else 16384]
     longest = max(contexts) + TAIL_TOKENS + args.steps + args.warmup + 16
     # No segment is cached here: nearly all of the memory is for K and V.
-    settings = with_defaults(settings, max_running=max(args.batch), max_context=longest, segment_tokens=64 * longest)
+    settings = with_defaults(
+        settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=64 * longest
+    )
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
         records = [

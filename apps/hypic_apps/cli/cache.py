@@ -104,7 +104,8 @@ def _local(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     from hypic import saved
 
     root = root_of(args.store)
-    labels = {"source": args.source, "name": args.name, "namespace": args.namespace}
+    saved.check_readable(root)
+    labels = {"source": _as_saved(root, args.source), "name": args.name, "namespace": args.namespace}
     actions: dict[str, Callable[[], dict[str, Any]]] = {
         "ls": lambda: _listed(saved.matching(saved.entries(root), **labels)),
         "stat": lambda: _summed(saved.entries(root)),
@@ -113,7 +114,22 @@ def _local(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "gc": lambda: asdict(saved.collect(root)),
         "clear": lambda: {"num_files": saved.clear(root, args.model)},
     }
-    return actions[args.action]()
+    found = actions[args.action]()
+    if args.action == "forget" and not found["num_files"]:
+        asked = ", ".join(f"{label} {text!r}" for label, text in labels.items() if text)
+        raise CommandError(f"nothing in {str(root)!r} has {asked}; hypic cache ls shows what is there.")
+    return found
+
+
+def _as_saved(root: Path, source: str | None) -> str | None:
+    """A source as entries have it: files are kept under their whole path, wherever they are named from."""
+    from hypic.saved import SavedEntry, entries
+
+    if source is None:
+        return None
+    whole = str(Path(source).expanduser().resolve())
+    known = {label.source for entry in entries(root) if isinstance(entry, SavedEntry) for label in entry.labels}
+    return whole if source not in known and whole in known else source
 
 
 def _listed(found: Iterable[SavedEntry | Damaged]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ HELP: Mapping[str, str] = {
     "max_context": "most tokens of a prompt and its answer",
     "max_running": "most requests at a time",
     "max_step_tokens": "most tokens of one step",
-    "segment_tokens": "length of a typical segment, by which memory is split between K/V and states",
+    "typical_segment_tokens": "length of a typical segment, by which memory is split between K/V and states",
     "page_size": "tokens of a page of keys and values",
     "store": "where entries are kept, e.g. device://8GiB,host://32GiB,disk:///path?size=200GiB",
     "storage": "cached states: " + " or ".join(STORAGES),
