@@ -24,8 +24,8 @@ FORMAT_VERSION = 1
 class Identity:
     """Everything besides tokens that changes what an entry holds; ``fingerprint`` covers weights and configuration.
 
-    ``path`` is how it is computed: by kernels or without, on which kind of device. Paths agree within rounding and share
-    their entries, but for deterministic requests, whose bits may not depend on who filled the store.
+    ``path`` is how it is computed: by kernels or without, on which kind of device. Paths agree within rounding and
+    share their entries, but for deterministic requests, whose bits may not depend on who filled the store.
     """
 
     fingerprint: str
