@@ -19,6 +19,7 @@ from hypic.engine.parallel.messages import Entry, Refused, Want
 from hypic.engine.parallel.streams import Made
 from hypic.engine.payload import outgoing
 from hypic.engine.segment import CachedSegment
+from hypic.engine.store.expiry import is_over
 from hypic.errors import HypicError
 from hypic.types import Segment
 
@@ -45,17 +46,17 @@ class Lending:
     def _serve(self, engine: Engine, ask: tuple[int, int], want: Want, reply: Reply, started: float) -> None:
         """On the engine's thread."""
         entry = engine.store.find(bytes.fromhex(want.key))
-        if entry is not None and entry.ids == want.ids and not entry.is_snapshot:
-            reply(self._entry(engine, entry, want, 0.0, was_held=True))
-            return
-        segment = Segment("", name=want.name, source=want.source, namespace=want.namespace)
 
         def sink(emission: Emission) -> None:
             if emission.is_last:
                 reply(self._encoded(engine, emission, want, time.monotonic() - started))
 
         try:
-            self._loop.submit(warming(_task_id(ask), want.ids, segment, want.seam), sink)
+            segment = _segment(want)
+            if entry is not None and entry.ids == want.ids and not entry.is_snapshot and not is_over(entry):
+                reply(self._entry(engine, entry, want, 0.0, was_held=True))
+            else:
+                self._loop.submit(warming(_task_id(ask), want.ids, segment, want.seam), sink)
         except HypicError as error:
             reply(self._refusal(want, str(error)))
 
@@ -68,12 +69,24 @@ class Lending:
         return self._entry(engine, entry, want, seconds, was_held=False)
 
     def _entry(self, engine: Engine, entry: CachedSegment, want: Want, seconds: float, was_held: bool) -> Answer:
+        engine.admission.expiry.end(entry, want.expires_s)
+        engine.tiers.renamed(entry)
         specs, data = outgoing(engine.runner.pool, entry, engine.runner.identity)
-        message = Entry(want.nonce, self._generation, want.key, specs, len(data), 0, seconds, was_held)
+        message = Entry(want.nonce, self._generation, want.key, specs, len(data), 0, seconds, was_held, entry.expires_s)
         return Answer(message, Made.here(data))
 
     def _refusal(self, want: Want, reason: str) -> Answer:
         return Answer(Refused(want.nonce, self._generation, reason))
+
+
+def _segment(want: Want) -> Segment:
+    """What is encoded for another worker.
+
+    Raises:
+        ConfigError: its time is over, or is none.
+    """
+    ttl_s = None if want.expires_s is None else want.expires_s - time.time()
+    return Segment("", name=want.name, source=want.source, namespace=want.namespace, ttl_s=ttl_s)
 
 
 def _task_id(ask: tuple[int, int]) -> str:

@@ -6,7 +6,8 @@ sent, and whatever does not fit what was asked is refused before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +20,15 @@ from hypic.engine.parallel.wants import Pending
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.request import Encode
 from hypic.engine.segment import CachedSegment, Identity
+from hypic.engine.storage import norms
 from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart, check, view
 from hypic.errors import StoreCorrupt
 
 # What two workers may differ by in the entry of one text, by the numeric type of their weights.
 SAME_WITHIN = {torch.float64: 1e-8, torch.float32: 1e-3}
 SAME_WITHIN_HALF = 0.1
+# How far above the limit a norm may be that another worker found below it.
+NEARLY = 1.0 + SAME_WITHIN_HALF
 
 
 @dataclass(frozen=True)
@@ -69,14 +73,42 @@ def incoming(
     return image
 
 
-def difference(found: EntryImage, expected: EntryImage) -> float:
-    """The largest relative distance (Frobenius) of any tensor from what it should be."""
+def difference(found: EntryImage, expected: EntryImage, drop_below: float = 0.0) -> float:
+    """The largest relative distance (Frobenius) of any tensor from what it should be; infinite if shapes differ.
+
+    A transition that was dropped is zero. Where only one of the two images kept a head's, rounding decided if its norm
+    is ``drop_below`` or hardly more, and the head does not count.
+    """
+    mine, theirs = dict(_whole(expected)), dict(_whole(found))
+    if {name: tensor.shape for name, tensor in mine.items()} != {n: tensor.shape for n, tensor in theirs.items()}:
+        return math.inf
     worst = 0.0
-    for name, tensor in expected.tensors.items():
-        scale = float(tensor.double().norm())
-        distance = float((found.tensors[name].to(tensor.device).double() - tensor.double()).norm())
+    for name, tensor in mine.items():
+        other = theirs[name].to(tensor.device)
+        if name.endswith(".transition") and tensor.ndim > 1:
+            tensor, other = _both_kept(tensor, other, drop_below)
+        scale, distance = float(tensor.norm()), float((other - tensor).norm())
         worst = max(worst, distance / scale if scale else distance)
     return worst
+
+
+def _whole(image: EntryImage) -> Iterator[tuple[str, Tensor]]:
+    """Numbers by name, transitions of all heads."""
+    for name, tensor in image.tensors.items():
+        if not name.endswith(".heads"):
+            yield name, tensor.double()
+    for number, part in enumerate(image.linear):
+        if part.heads is not None and part.transition is not None:
+            whole = part.transition.new_zeros(len(part.end_state), *part.transition.shape[1:]).double()
+            yield f"linear.{number}.transition", whole.index_copy(0, part.heads.long(), part.transition.double())
+
+
+def _both_kept(one: Tensor, other: Tensor, drop_below: float) -> tuple[Tensor, Tensor]:
+    """Transitions, without those that only one has and that are as small as what is dropped."""
+    sizes, other_sizes = norms(one[None])[0], norms(other[None])[0]
+    is_rounding = (sizes * other_sizes == 0) & (torch.maximum(sizes, other_sizes) <= drop_below * NEARLY)
+    kept = ~is_rounding
+    return one[kept], other[kept]
 
 
 def _linear(tensors: Mapping[str, Tensor], prefix: str) -> LinearPart:
@@ -107,7 +139,7 @@ def checked(pending: Pending, message: Entry, data: Tensor, identity: Identity, 
     """
     if message.key != pending.key.hex():
         raise StoreCorrupt("another entry came than was asked for; it is not used.")
-    if digest(data) != message.digest:
+    if digest(data) != message.digest or not math.isfinite(message.expires_s or 0.0):
         raise StoreCorrupt(f"the entry {message.key[:16]} came damaged; it is not used.")
     return incoming(message.tensors, data, pending.entry, identity, layout)
 
@@ -140,6 +172,5 @@ def want_of(pending: Pending) -> Want:
     """The message that asks for an entry."""
     entry = pending.entry
     seam = len(entry.ids) - entry.num_cached
-    return Want(
-        pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, entry.namespace, entry.name, entry.source
-    )
+    labels = (entry.namespace, entry.name, entry.source)
+    return Want(pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, *labels, entry.expires_s)

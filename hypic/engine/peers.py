@@ -69,6 +69,7 @@ class Peers:
         self.only: frozenset[int] | None = None
         self._admission: Admission | None = engine.admission
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
+        self._drop_below = engine.runner.pool.form.drop_below
         self._largest_bytes = largest_bytes(engine)
         self._post, self._canary, self._report = post, canary, report
         self._connections = Connections(me, self)
@@ -142,6 +143,7 @@ class Peers:
             return
         made.taken()
         note(job, pending, message)
+        engine.admission.expiry.end(job.entry, message.expires_s)
         engine.admission.jobs.came(job, image)
         self.counts.came += 1
         self.counts.fetched += message.was_held
@@ -287,7 +289,7 @@ class Peers:
 
     def _judge(self, peer: tuple[int, int], image: EntryImage) -> None:
         """Whether a peer's entry of the canary is this worker's own within rounding."""
-        apart = difference(image, self._canary.image)
+        apart = difference(image, self._canary.image, self._drop_below)
         limit = same_within(self._layout.dtype)
         with self._lock:
             known = self.view.get(*peer)

@@ -93,25 +93,26 @@ class Workers:
             WorkerLost: one cannot start, with its reason.
         """
         self.supervisor.wait_ready()
-        self._own = loop.call(partial(self._joined, loop, cost, canary))
+        loop.call(partial(self._joined, loop, cost, canary))
         self._meet()
         self._shown = Shown()
         threading.Thread(target=self._show, args=(loop,), name="hypic-show", daemon=True).start()
         assert self._router is not None, "joining makes the router"
         return self._router
 
-    def _joined(self, loop: EngineLoop, cost: EncodeCost, canary: Canary, engine: Engine) -> Hello:
+    def _joined(self, loop: EngineLoop, cost: EncodeCost, canary: Canary, engine: Engine) -> None:
         runner, setup = engine.runner, self.setup
         device = runner.pool.device
         me = Self(0, OWN_GENERATION, self.supervisor.secret, device, device_name(device), setup.carrier)
         self._listener = Listener(me, setup.host, Lending(loop, OWN_GENERATION))
-        self._peers = Peers(me, engine, loop.post, cost, canary, self._failed, setup.patience, setup.planner)
-        self._router = Router(loop, runner.identity, self)
-        engine.admission.jobs.away = self._peers
-        return Hello(
+        self._own = Hello(
             *(0, OWN_GENERATION, os.getpid(), self.supervisor.host, self._listener.port, me.device_name),
             *(runner.identity.fingerprint, to_json(cost)),
         )
+        # From here on everybody is told, on other threads, of a worker that comes or leaves: this one is known by now.
+        self._peers = Peers(me, engine, loop.post, cost, canary, self._failed, setup.patience, setup.planner)
+        self._router = Router(loop, runner.identity, self)
+        engine.admission.jobs.away = self._peers
 
     @property
     def peers(self) -> Peers:

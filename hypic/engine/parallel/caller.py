@@ -5,6 +5,7 @@ Whatever goes wrong on it ends it: the owner is told once, and makes a new one i
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -24,6 +25,7 @@ from hypic.engine.parallel.transport import SocketTransport, Transport, choose
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
 
+logger = logging.getLogger("hypic")
 # An entry that is announced as larger than this is a lie.
 LARGEST_BYTES = 2**40
 
@@ -119,12 +121,17 @@ class Caller:
         return DeviceMemoryTransport() if reply.transport == "ipc" else SocketTransport()
 
     def _hear(self, wire: Wire) -> None:
-        with side_stream(self.me.device), suppress(WorkerLost):
-            try:
+        reason = "what it sent could not be taken in"
+        try:
+            with side_stream(self.me.device):
                 while True:
                     self._take(wire, wire.receive())
-            except WorkerLost as error:
-                self.close(str(error))
+        except WorkerLost as error:
+            reason = str(error)
+        except Exception:  # whatever it is, nobody would hear this peer any more
+            logger.exception("worker %d: %s; its connection is closed", self.hello.rank, reason)
+        with suppress(WorkerLost):
+            self.close(reason)
 
     def _take(self, wire: Wire, message: Message) -> None:
         if isinstance(message, Refused):

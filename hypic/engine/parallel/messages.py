@@ -148,7 +148,7 @@ class Greeted:
 
 @dataclass(frozen=True)
 class Want:
-    """Send the entry of a segment: from the store, or encoded now."""
+    """Send the entry of a segment: from the store, or encoded now; nobody uses it from ``expires_s`` on."""
 
     nonce: int
     generation: int
@@ -158,6 +158,7 @@ class Want:
     namespace: str | None = None
     name: str | None = None
     source: str | None = None
+    expires_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,10 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry; its bytes follow on the transport. ``tensors`` are ``(name, type, shape)`` in their order."""
+    """An entry; its bytes follow on the transport. ``tensors`` are ``(name, type, shape)`` in their order.
+
+    ``expires_s`` is when whoever sends it stops using it, as ``time.time()`` tells it.
+    """
 
     nonce: int
     generation: int
@@ -179,6 +183,7 @@ class Entry:
     digest: int
     encode_s: float
     was_held: bool
+    expires_s: float | None = None
 
 
 @dataclass(frozen=True)

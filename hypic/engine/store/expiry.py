@@ -63,10 +63,13 @@ class Expiry:
 
     def limit(self, entry: CachedSegment, *ttls_s: float | None) -> None:
         """An entry has only the least of these seconds to live, unless it had fewer."""
-        ttl_s = min((ttl_s for ttl_s in ttls_s if ttl_s is not None), default=None)
-        if ttl_s is not None:
-            expires_s = time.time() + ttl_s
-            entry.expires_s = expires_s if entry.expires_s is None else min(expires_s, entry.expires_s)
+        now_s = time.time()
+        self.end(entry, *(now_s + ttl_s for ttl_s in ttls_s if ttl_s is not None))
+
+    def end(self, entry: CachedSegment, *times_s: float | None) -> None:
+        """An entry is used until the soonest of these times, unless its own is sooner."""
+        known = [time_s for time_s in (*times_s, entry.expires_s) if time_s is not None]
+        entry.expires_s = min(known, default=None)
         self.watch(entry)
 
     def watch(self, entry: CachedSegment) -> None:

@@ -8,16 +8,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hypic.config import EngineConfig
-from hypic.engine import shares
+from hypic.engine import shares, workers
 from hypic.engine.parallel import wire
+from hypic.engine.parallel.cost import EncodeCost
 from hypic.engine.parallel.messages import Beat, Hello
 from hypic.engine.parallel.supervisor import Supervisor, Times
+from hypic.engine.router import Router
 from hypic.errors import ConfigError, WorkerLost
 from tests.checkpoints import qwen
 from tests.engine.parallel.running import ENCODING, config, is_running, running, until
@@ -123,6 +126,27 @@ def _call(supervisor: Supervisor, generation: int) -> wire.Wire:
     found = wire.connect("127.0.0.1", supervisor._socket.getsockname()[1], supervisor.secret)
     found.send(Hello(1, generation, 1, "127.0.0.1", 1, "cpu", "f", COST))
     return found
+
+
+def test_a_worker_may_leave_while_this_process_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the steps of joining everybody may have to hear who is there."""
+    told: list[int] = []
+
+    def router(loop: Any, identity: Any, owner: workers.Workers) -> Router:
+        owner.left(1, 1, "its process ended")
+        told.append(owner._own.port)
+        return Router(loop, identity, owner)
+
+    folder = qwen(tmp_path / "model")
+    monkeypatch.setattr(workers, "Router", router)
+    with running(folder, 1) as alone:
+        found = workers.Workers(folder, config(2), replace(ENCODING, launch=Silent, times=Times(stop_s=0.1)))
+        try:
+            canary = workers.Canary(None, None)  # type: ignore[arg-type]
+            alone.started.loop.call(partial(found._joined, alone.started.loop, EncodeCost(**COST), canary))
+            assert told == [found._listener.port]
+        finally:
+            found.close()
 
 
 def test_what_each_worker_gets_of_a_machine() -> None:

@@ -64,6 +64,20 @@ def test_an_entry_that_a_peer_holds_is_fetched_and_reported_as_a_hit(tmp_path: P
         assert second.computed_tokens < first.computed_tokens
 
 
+def test_times_to_live_hold_on_both_workers(tmp_path: Path) -> None:
+    """What a worker encodes for this one ends with the text's time, and what it holds is not used longer here."""
+    with running(qwen(tmp_path / "model"), 2, replace(ENCODING, planner="round-robin")) as engine:
+        prompt = cold_prompt(70)
+        short = [replace(p, segment=p.segment and replace(p.segment, ttl_s=600.0)) for p in prompt]
+        engine.ask(short)
+        first = {key: image.expires_s for key, image in engine.images().items()}
+        until(lambda: engine.workers.peers.num_held(1, [key.hex() for key in first]) == 3)
+        engine.leaked()  # this worker forgets all
+        assert engine.ask(prompt)[1].num_hits == engine.workers.peers.counts.fetched == 3
+        second = [(key, image.expires_s) for key, image in engine.images().items() if image.expires_s is not None]
+        assert len(second) == 3 and all(first[key] == expires_s for key, expires_s in second)
+
+
 def test_a_client_that_goes_away_cancels_everywhere(tmp_path: Path) -> None:
     with running(qwen(tmp_path / "model"), 2) as engine:
         ids = [engine.submit(cold_prompt(seed, count=6, num_tokens=300)) for seed in range(1, 9)]

@@ -1,0 +1,84 @@
+"""Times to live of entries that are lent: neither worker uses one longer than the other's strictest asker said."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from hypic.engine.engine import Engine
+from hypic.engine.lending import Lending
+from hypic.engine.parallel.listener import Answer
+from hypic.engine.parallel.messages import Entry, Refused, Want
+from hypic.engine.segment import CachedSegment
+from tests.checkpoints import qwen, random_ids
+from tests.engine.parallel.running import POLICY, Running, running
+
+
+@pytest.fixture(scope="module")
+def lender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(qwen(tmp_path_factory.mktemp("lending") / "model"), 1) as engine:
+        yield engine
+
+
+def want(engine: Running, nonce: int, expires_s: float | None, seed: int) -> Want:
+    ids = tuple(random_ids(40, seed))
+    key = engine.started.identity.key(ids, POLICY.seam, None, False)
+    return Want(nonce, 1, key.hex(), ids, POLICY.seam, expires_s=expires_s)
+
+
+def lent(engine: Running, asked: Want) -> Entry | Refused:
+    answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+    Lending(engine.started.loop, 1).want((1, asked.nonce), asked, answers.put)
+    return answers.get(timeout=60).message
+
+
+def held(engine: Running, asked: Want) -> CachedSegment | None:
+    def find(engine: Engine) -> CachedSegment | None:
+        found = engine.store.find(bytes.fromhex(asked.key))
+        return None if found is None else replace(found)
+
+    return engine.started.loop.call(find)
+
+
+def test_what_is_encoded_for_another_is_kept_as_long_as_it_says(lender: Running) -> None:
+    asked = want(lender, 1, time.time() + 30.0, seed=1)
+    answer, kept = lent(lender, asked), held(lender, asked)
+    assert isinstance(answer, Entry) and kept is not None
+    assert answer.expires_s == kept.expires_s == asked.expires_s
+    for_ever = want(lender, 2, None, seed=2)
+    answer, kept = lent(lender, for_ever), held(lender, for_ever)
+    assert isinstance(answer, Entry) and kept is not None and answer.expires_s is kept.expires_s is None
+
+
+def test_what_is_held_takes_the_sooner_time_and_says_it(lender: Running) -> None:
+    now_s = time.time()
+    for nonce, asks_s, is_s in ((3, None, None), (4, now_s + 40, now_s + 40), (5, None, now_s + 40), (6, now_s + 90, now_s + 40), (7, now_s + 20, now_s + 20)):  # fmt: skip  # noqa: E501
+        asked = want(lender, nonce, asks_s, seed=3)
+        answer, kept = lent(lender, asked), held(lender, asked)
+        assert isinstance(answer, Entry) and kept is not None and answer.was_held == (nonce > 3)
+        assert answer.expires_s == kept.expires_s == is_s
+
+
+def test_what_is_over_is_not_lent(lender: Running) -> None:
+    asked = want(lender, 8, None, seed=4)
+    lent(lender, asked)
+
+    def end(engine: Engine) -> None:
+        """Its time is over, and the engine has not looked yet."""
+        entry = engine.store.find(bytes.fromhex(asked.key))
+        assert entry is not None
+        entry.expires_s = time.time() - 1.0
+
+    lender.started.loop.call(end)
+    answer = lent(lender, replace(asked, nonce=9))
+    assert isinstance(answer, Entry) and not answer.was_held and answer.expires_s is None
+
+
+@pytest.mark.parametrize("expires_s", [0.0, float("nan"), float("inf")])
+def test_a_time_that_is_over_or_none_is_refused(lender: Running, expires_s: float) -> None:
+    asked = want(lender, 10, expires_s, seed=5)
+    assert isinstance(lent(lender, asked), Refused) and held(lender, asked) is None
