@@ -13,7 +13,7 @@ from hypic.engine import inspect
 from hypic.engine.forget import forget
 from hypic.engine.store.texts import Wanted
 from tests.engine.harness import Answer, Bench, live, seg
-from tests.engine.test_tiers import always_load, disk_at, saved, slowed
+from tests.engine.test_tiers import Slow, always_load, disk_at, saved, slowed
 
 Make = Callable[..., Bench]
 SECRET = seg(90, 1, source="door.md")
@@ -75,6 +75,80 @@ def test_forgetting_beside_a_step_that_runs_out_of_memory(bench: Make) -> None:
     engine.run()
     assert len(waiting.ids) == 2
     engine.assert_back_to_start()
+
+
+# -- new names while it is written -----------------------------------------------------------------------------------
+
+
+def written(engine: Bench, path: Path) -> Slow:
+    """The entry of ``SECRET`` is being written, for as long as ``go`` is not set."""
+    slow, writer = slowed(engine, path), engine.engine.tiers.writer
+    engine.ask(PIECES)
+    assert engine.engine.tend()
+    until(lambda: writer._current == engine.key(SECRET))
+    return slow
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def labels_in(slow: Slow, engine: Bench) -> set[str | None]:
+    stored = slow.find(engine.key(SECRET))
+    return set() if stored is None else {label.source for label in stored.labels}
+
+
+def test_a_hit_on_what_is_being_written_leaves_the_write_alone(bench: Make, tmp_path: Path) -> None:
+    engine = always_load(bench("qwen", store=disk_at(tmp_path)))
+    slow = written(engine, tmp_path)
+    began = time.monotonic()
+    assert engine.ask(PIECES).outcomes == ["hit"]
+    engine.store.demote_all()
+    assert engine.ask(PIECES).outcomes == ["hit"]
+    assert time.monotonic() - began < 15.0, "the disk takes 30 s"
+    assert not engine.engine.tend(), "nothing is to be written anew"
+    slow.go.set()
+    saved(engine)
+    assert slow.stats.stored == 1 and labels_in(slow, engine) == {"door.md"}
+    engine.engine.close()
+
+
+@pytest.mark.parametrize("evicts", [False, True])
+def test_a_new_name_of_what_is_being_written_is_written_afterwards(evicts: bool, bench: Make, tmp_path: Path) -> None:
+    engine = always_load(bench("qwen", store=disk_at(tmp_path)))
+    slow = written(engine, tmp_path)
+    began = time.monotonic()
+    assert engine.ask([live(3, 2), seg(90, 1, source="gate.md"), live(4, 3)]).outcomes == ["hit"]
+    assert engine.engine.tend() and time.monotonic() - began < 15.0
+    slow.go.set()
+    if evicts:
+        engine.store.demote_all()
+    saved(engine)
+    assert slow.stats.stored == 2 and labels_in(slow, engine) == {"door.md", "gate.md"}
+    engine.engine.close()
+
+
+@pytest.mark.parametrize("tends", [False, True])
+def test_a_time_that_came_while_it_was_written_holds(
+    tends: bool, bench: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = always_load(bench("qwen", store=disk_at(tmp_path)))
+    slow = written(engine, tmp_path)
+    engine.ask([live(3, 2), seg(90, 1, ttl_s=1000), live(4, 3)])
+    slow.go.set()
+    assert engine.engine.tiers.writer.drain(20)
+    assert slow.stats.num_entries == 1
+    if tends:  # a look-up found that its time was over, and nobody came to remove it since
+        engine.store.forget(engine.entry(SECRET))
+        saved(engine)
+    else:
+        later(monkeypatch, 2000, "store.expiry", "engine")
+        engine.engine.expire()
+    assert slow.stats.num_entries == 0 and not list(tmp_path.glob("*/*.safetensors"))
+    engine.engine.close()
 
 
 # -- times to live ---------------------------------------------------------------------------------------------------

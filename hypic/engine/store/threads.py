@@ -146,6 +146,14 @@ class Writer:
         with self._changed:
             return [(key, buffer) for key, (_, buffer) in self._queue.items()]
 
+    def withdraw(self, key: bytes) -> bool:
+        """Not to be written any more, without waiting; false if it is being written right now."""
+        with self._changed:
+            if self._current == key:
+                return False
+            self._take(key)
+            return True
+
     def discard(self, key: bytes) -> bool:
         """Not to be written any more; one that is being written is waited for. Whether it was on its way."""
         with self._changed:

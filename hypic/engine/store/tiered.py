@@ -19,9 +19,11 @@ from hypic.engine.store import encoding, image
 from hypic.engine.store.costs import Costs
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.disk import DiskTier
+from hypic.engine.store.expiry import is_over
 from hypic.engine.store.fetching import Choice, Fetching
+from hypic.engine.store.header import About
 from hypic.engine.store.threads import Writer
-from hypic.engine.store.tier import Tier, TierStats
+from hypic.engine.store.tier import Stored, Tier, TierStats
 
 __all__ = ["Choice", "Tiered"]
 CLOSE_S = 10.0
@@ -46,6 +48,7 @@ class Tiered(Fetching):
         super().__init__(device.pool, identity, tiers, costs, Writer(queue_bytes), stage_bytes)
         self.device = device
         self._unsaved: OrderedDict[bytes, CachedSegment] = OrderedDict()
+        self._outdated: set[bytes] = set()  # among these: what was being written when it got another name
         if self.tiers:
             device.leaving = self._leaving
 
@@ -61,6 +64,11 @@ class Tiered(Fetching):
         """Save one entry, or wait a moment for room in the queue of writes; whether there was one."""
         while self._unsaved:
             key, entry = next(iter(self._unsaved.items()))
+            if key in self._outdated:
+                if not self._withdraw(key):
+                    self.writer.drain(0.01)
+                    return True
+                self.made(entry)
             if self.device.find(key) is not entry or self._is_saved(key):
                 del self._unsaved[key]
                 continue
@@ -93,6 +101,7 @@ class Tiered(Fetching):
     def remove(self, key: bytes) -> int:
         """Forget an entry below the device, and on its way there or back; in how many places it was."""
         self._unsaved.pop(key, None)
+        self._outdated.discard(key)
         pending = self._pending.get(key)
         if pending is not None:
             pending.is_unwanted = True
@@ -101,17 +110,18 @@ class Tiered(Fetching):
         return self.writer.discard(key) + sum(tier.remove(key) for tier in self.tiers)
 
     def renamed(self, entry: CachedSegment) -> None:
-        """An entry may have got a label or a time since it was written: then it is written anew."""
-        if not self.tiers or self.device.find(entry.key) is not entry:
-            return
-        known = [stored for tier in self.tiers if (stored := tier.find(entry.key)) is not None]
-        is_stale = any(s.labels != entry.labels or s.expires_s != entry.expires_s for s in known)
-        if is_stale or self.is_queued(entry.key):
-            self.remove(entry.key)
+        """An entry may have got a label or a time since it was written: then it is written anew. While it is being
+        written this waits for ``tend``, so that no request waits for the disk."""
+        if self.tiers and self.device.find(entry.key) is entry and self._is_outdated(entry):
+            if not self._withdraw(entry.key):
+                self._outdated.add(entry.key)
             self.made(entry)
 
     def expire(self, key: bytes) -> None:
-        """Remove an entry from the tiers in which its time is over."""
+        """Remove an entry from the tiers in which its time is over, whatever those say that are to be written anew."""
+        entry = self._unsaved.get(key)
+        if entry is not None and is_over(entry):
+            self.remove(key)
         for tier in self.tiers:
             stored = tier.find(key)
             if stored is not None and stored.expires_s is not None and stored.expires_s <= time.time():
@@ -140,6 +150,21 @@ class Tiered(Fetching):
     def _is_saved(self, key: bytes) -> bool:
         return key in self.writer or all(key in tier for tier in self.tiers if tier.blocks)
 
+    def _is_outdated(self, entry: CachedSegment) -> bool:
+        """Whether a tier, or the queue of writes, knows an entry by other labels or another time."""
+        known: list[Stored | About] = [s for tier in self.tiers if (s := tier.find(entry.key)) is not None]
+        queued = self.writer.peek(entry.key)
+        if queued is not None:
+            known.append(encoding.decode_about(queued))
+        return any(about.labels != entry.labels or about.expires_s != entry.expires_s for about in known)
+
+    def _withdraw(self, key: bytes) -> bool:
+        """Remove an entry below the device, unless it is being written right now; whether it is gone."""
+        is_free = self.writer.withdraw(key)
+        if is_free:
+            self.remove(key)
+        return is_free
+
     def _exported(self, entry: CachedSegment) -> Tensor:
         found = image.view(self.pool, entry, self.identity)
         return encoding.encode(found, pin=self._side is not None, has_checksum=False)
@@ -148,8 +173,12 @@ class Tiered(Fetching):
         """The device evicts an entry."""
         key = entry.key
         self._unsaved.pop(key, None)
+        if entry.is_snapshot:
+            return
+        if key in self._outdated:
+            self.remove(key)  # rarely waits for a write: who is forgotten by a label must be known by it
         faster = [tier for tier in self.tiers if not tier.blocks and key not in tier]
-        if entry.is_snapshot or (not faster and self._is_saved(key)):
+        if not faster and self._is_saved(key):
             return
         if not faster and not self.writer.has_room(entry.num_bytes):
             self.writer.num_dropped += 1
