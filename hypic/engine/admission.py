@@ -89,6 +89,7 @@ class Admission:
 
     def release(self, request: Request) -> None:
         """Give back what a request holds; what only it was waiting for is no longer made."""
+        self.jobs.leave(request)
         held, request.held = request.held, None
         if held is None:
             return
@@ -101,7 +102,6 @@ class Admission:
         self.pool.table.drop(held.table_row)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
-        self.jobs.leave(request)
 
     def waits_for_others(self, request: Request) -> bool:
         """Whether a segment that the request needs is being encoded by another worker."""

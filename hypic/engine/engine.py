@@ -22,6 +22,7 @@ from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
 from hypic.engine.speed import measure_encode
 from hypic.engine.store.device import DeviceStore
+from hypic.engine.store.expiry import is_over
 from hypic.engine.store.opening import open_store
 from hypic.engine.watch import ReuseWatch
 from hypic.engine.work import Work
@@ -219,11 +220,13 @@ class Engine:
         now_s, expiry = time.time(), self.admission.expiry
         for key in expiry.due(now_s):
             self.tiers.expire(key)
+            if key in self.kept and is_over(self.kept[key]):  # which a look-up may have dropped already
+                self.store.unpin(self.kept.pop(key))
             entry = self.store.find(key)
-            if entry is not None and entry.expires_s is not None and entry.expires_s <= now_s:
-                if self.kept.pop(key, None) is not None:
-                    self.store.unpin(entry)
+            if entry is not None and is_over(entry):
                 self.store.forget(entry)
+            elif entry is not None:
+                expiry.watch(entry)  # the time was that of an older entry of the same text
         return None if expiry.next_s is None else expiry.next_s - now_s
 
     # -- one answer --------------------------------------------------------------------------------------------------

@@ -93,12 +93,13 @@ class Graphs:
     def record(self, max_running: int, max_step_tokens: int) -> None:
         """Record all buckets, largest first, so that smaller ones find their memory; waits for the device."""
         started, memory = time.perf_counter(), torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(self.pool.device)  # type: ignore[no-untyped-call]
         decodes = [decode_bucket(n) for n in DECODE_TOKENS if n < 2 * max_running]
         tokens = [n for n in WARM_TOKENS if n <= max_step_tokens]
         warm = [warm_bucket(n, c) for n in tokens for c in WARM_CHAINS if c <= max(1, max_running)]
         for buckets, kept in ((warm, self.warm), (decodes, self.decodes)):
             for bucket in sorted(buckets, key=lambda b: (b.tokens, b.chains), reverse=True):
-                kept.insert(0, self._record(bucket, kept is self.decodes, memory))
+                kept.insert(0, self._record(bucket, kept is self.decodes, memory, stream))
         logger.info("%d steps recorded in %.1f s", len(self.warm + self.decodes), time.perf_counter() - started)
 
     def run(self, chains: Sequence[Chain]) -> tuple[Tensor, Tensor] | None:
@@ -125,15 +126,15 @@ class Graphs:
         spare = Spare(self.pool.spare_token, self.pool.spare_state)
         return padded(made.found | {"write_places": places}, bucket, spare)
 
-    def _record(self, bucket: Bucket, decodes: bool, memory: Any) -> Recorded:
+    def _record(self, bucket: Bucket, decodes: bool, memory: Any, stream: torch.cuda.Stream) -> Recorded:
+        """``stream`` is of the pool's device: without one, torch records on the current device, whichever that is."""
         sent = Sent(self._padded(packed([self._example(decodes)], self.geometry, [0]), bucket), self.pool.device)
-        stream = torch.cuda.Stream(self.pool.device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self.pool.device))
         with torch.cuda.stream(stream):
             self._forward(sent, bucket, decodes)  # compiles kernels and fills their tables
         torch.cuda.current_stream(self.pool.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
+        with torch.cuda.graph(graph, pool=memory, stream=stream):
             logits, finite = self._forward(sent, bucket, decodes)
         return Recorded(bucket, sent, graph, logits, finite)
 

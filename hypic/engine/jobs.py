@@ -140,6 +140,7 @@ class Jobs:
         """A segment is encoded."""
         del self.encoding[job.entry.key]
         self._end(job)
+        self.expiry.watch(job.entry)
         self.store.put(job.entry)
         self.tiers.made(job.entry)
         if not job.entry.is_forgotten:
@@ -155,22 +156,21 @@ class Jobs:
     def broken(self, job: Encode) -> None:
         """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""
         del self.encoding[job.entry.key]
-        _take_from(job)
         self._drop(job)
 
     def leave(self, request: Request) -> None:
-        """A request waits no longer; what only it was waiting for is not made any more."""
+        """A request waits no longer; what only it was waiting for is not made any more, and it holds that no longer."""
         for key, job in list(self.encoding.items()):
-            if job.waiters.pop(request.id, None) is None:
-                continue
-            if not job.waiters:
+            if job.waiters.keys() == {request.id}:
                 self._drop(self.encoding.pop(key))
-            elif key in request.outcomes and request.outcomes[key][0] == "encoded":
+            elif job.waiters.pop(request.id, None) and request.outcomes.get(key, ("hit",))[0] == "encoded":
                 heir = next(iter(job.waiters.values()))  # from now on it is encoded on this one's behalf
                 heir.outcomes[key] = request.outcomes[key]
         for load in list(self.loading.values()):
-            if load.waiters.pop(request.id, None) is not None and not load.waiters:
+            if load.waiters.keys() == {request.id}:
                 self._lose(load)
+            else:
+                load.waiters.pop(request.id, None)
 
     def _lose(self, job: Load) -> None:
         del self.loading[job.entry.key]
@@ -183,6 +183,7 @@ class Jobs:
         """An encode that nobody waits for any more, or that failed."""
         if job.away and self.away is not None:
             self.away.withdraw(job)
+        _take_from(job)
         job.entry.pins = 0
         self._end(job)
         self.store.release(job.entry)

@@ -180,18 +180,17 @@ class EngineLoop:
             sink(emission)
 
     def _end(self, error: HypicError) -> None:
-        """Tell everyone who still waits."""
-        for id in list(self._sinks):
-            self.engine.abort(id)
+        """Tell everyone who still waits, and only then touch the engine, which may be broken."""
+        ids = list(self._sinks)
+        for id in ids:
             self._deliver(Emission(id, error, is_last=True))
-        while True:
-            message = self._next(wait=False)
-            if message is False:
-                return
+        while (message := self._next(wait=False)) is not False:
             if isinstance(message, _Submit):
                 message.sink(Emission(message.task.id, error, is_last=True))
             elif isinstance(message, _Call):
                 message.reply.put(error)
+        for id in ids:
+            self.engine.abort(id)
 
 
 def _outcome(run: Callable[[Engine], object], engine: Engine) -> object:

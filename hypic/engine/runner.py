@@ -115,6 +115,7 @@ class Runner:
         pool = Pool(layout, budget, config.page_size, context, config.max_running, device, form, config.segment_tokens)
         _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
+        identity = replace(identity, path=path_of(geometry, device))
         made = cls(model, pool, identity, context, _num_bytes(model), geometry)
         if geometry is None or device.type != "cuda":
             return made
@@ -130,6 +131,11 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
         return None
     num_kv_heads = max((shape.num_kv_heads for shape in layout.attention), default=1)
     return Geometry(layout.conv_width, num_kv_heads, model.is_paged, model.linear_rotary is not None)
+
+
+def path_of(geometry: Geometry | None, device: torch.device) -> str:
+    """What computes entries, as ``Identity`` names it."""
+    return f"{'torch' if geometry is None else 'kernels'} on {device.type}"
 
 
 @torch.inference_mode()

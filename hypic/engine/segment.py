@@ -22,18 +22,24 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything besides tokens that changes what an entry holds; ``fingerprint`` covers weights and configuration."""
+    """Everything besides tokens that changes what an entry holds; ``fingerprint`` covers weights and configuration.
+
+    ``path`` is how it is computed: by kernels or without, on which kind of device. Paths agree within rounding and
+    share their entries, but for deterministic requests, whose bits may not depend on who filled the store.
+    """
 
     fingerprint: str
     dtype: str
     storage: str = "lossless"
     adapter: str = ""
+    path: str = field(default="", compare=False)
 
     def key(self, ids: tuple[int, ...], seam: int, namespace: str | None, deterministic: bool) -> bytes:
         """SHA-256 over canonical bytes; position, names and claims of clients never enter."""
         parts = (str(FORMAT_VERSION), self.fingerprint, self.dtype, self.storage, self.adapter, str(seam))
         digest = hashlib.sha256()
-        for part in (*parts, str(deterministic), "none" if namespace is None else f"some:{namespace}"):
+        path = f"{deterministic}:{self.path}" if deterministic else str(deterministic)
+        for part in (*parts, path, "none" if namespace is None else f"some:{namespace}"):
             digest.update(len(part.encode()).to_bytes(8, "little") + part.encode())
         digest.update(np.asarray(ids, dtype="<i8").tobytes())
         return digest.digest()

@@ -21,7 +21,7 @@ from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.models import Model
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
-from hypic.engine.runner import Runner, StepResult, geometry_of
+from hypic.engine.runner import Runner, StepResult, geometry_of, path_of
 from hypic.engine.segment import CachedSegment
 from hypic.engine.storage import StorageForm
 from hypic.engine.work import Work
@@ -260,8 +260,8 @@ class Bench:
     ) -> None:
         self.watched = _Watched(getattr(loaded.model, "model", loaded.model))
         pool = SizedPool(loaded, page_size, sizes, form)
-        identity = replace(loaded.identity, storage=form.name)
         geometry = geometry_of(self.watched.model, pool.layout, kernels, pool.device)
+        identity = replace(loaded.identity, storage=form.name, path=path_of(geometry, pool.device))
         runner = Runner(
             self.watched,  # type: ignore[arg-type]
             pool,

@@ -13,7 +13,7 @@ import torch
 
 from hypic.engine import scheduler
 from hypic.engine.engine import Emission, Task
-from hypic.engine.loop import EngineLoop
+from hypic.engine.loop import EngineLoop, _Call
 from hypic.engine.plan import Piece
 from hypic.errors import HypicError, RequestAborted, StoreFull, WorkerLost
 from hypic.types import Policy, SamplingParams, Segment
@@ -418,4 +418,29 @@ def test_a_thread_that_dies_tells_everyone(bench: Make) -> None:
         time.sleep(0.01)
     with pytest.raises(WorkerLost, match="the device is gone"):
         loop.submit(task("b"), inbox)
+    loop.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_dies_tells_everyone_even_if_nothing_can_be_given_back(bench: Make) -> None:
+    made, loop = plain(bench)
+    inboxes, late, reply = [Inbox(), Inbox()], Inbox(), queue.SimpleQueue[object]()
+
+    def broken(*_: Any) -> Any:
+        loop.submit(task("late"), late)
+        loop._inbox.put(_Call(lambda engine: "never run", reply))
+        raise RuntimeError("the device is gone")
+
+    def stuck(id: str) -> None:
+        raise AssertionError("a page is freed twice")
+
+    def busy(_: Any) -> None:
+        for number, inbox in enumerate(inboxes):
+            loop.submit(task(str(number)), inbox)
+
+    made.watched.forward_final = broken  # type: ignore[method-assign]
+    made.engine.abort = stuck  # type: ignore[method-assign]
+    loop.call(busy)
+    assert all(isinstance(inbox.last().result, WorkerLost) for inbox in (*inboxes, late))
+    assert isinstance(reply.get(timeout=30), WorkerLost)
     loop.close()

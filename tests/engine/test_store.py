@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -214,6 +215,12 @@ def test_everything_that_changes_an_entry_changes_its_key() -> None:
     ]
     assert len({key, *others}) == len(others) + 1 and len(key) == 32
     assert SOUND.key((1, 2, 3), 8, None, False) == key
+
+
+def test_deterministic_keys_alone_name_what_computed_an_entry() -> None:
+    paths = [replace(SOUND, path=path) for path in ("", "torch on cpu", "kernels on cpu", "kernels on cuda")]
+    assert len({identity.key((1, 2, 3), 8, None, False) for identity in paths}) == 1 == len(set(paths))
+    assert len({identity.key((1, 2, 3), 8, None, True) for identity in paths}) == len(paths)
 
 
 def test_fields_of_a_key_cannot_flow_into_each_other() -> None:

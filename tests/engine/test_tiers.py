@@ -313,6 +313,21 @@ def test_a_deterministic_request_has_the_same_bits_from_every_tier(bench: Make, 
     again.engine.close()
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_only_a_deterministic_request_passes_over_what_another_path_computed(
+    deterministic: bool, bench: Make, tmp_path: Path
+) -> None:
+    policy, pieces = POLICY.with_(deterministic=deterministic), few_segments()
+    for kernels, outcome in (("on", "encoded"), ("off", "encoded" if deterministic else "hit")):
+        engine = always_load(bench("qwen", "float32", store=disk_at(tmp_path), kernels=kernels))
+        assert set(engine.ask(pieces, policy).outcomes) == {outcome}
+        saved(engine).engine.close()
+    for kernels in ("on", "off"):
+        again = always_load(bench("qwen", "float32", store=disk_at(tmp_path), kernels=kernels))
+        assert set(again.ask(pieces, policy).outcomes) == {"hit"}
+        again.engine.close()
+
+
 # -- load or encode --------------------------------------------------------------------------------------------------
 
 

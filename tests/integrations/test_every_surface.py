@@ -26,6 +26,7 @@ from hypic.integrations.remote import RemoteEngine
 from tests.apps.server.serving import serve
 from tests.checkpoints import qwen
 from tests.engine.tiny_tokenizers import save_bytelevel
+from tests.idle import is_idle
 from tests.integrations import surfaces
 from tests.integrations.surfaces import FILE, IMAGE, MAX_TOKENS, Ask, Refused, Said, Turn
 
@@ -195,7 +196,7 @@ def test_a_prompt_that_is_too_long(name: str, place: Place, documents: bool, llm
     kind = refusal(name, TOO_LONG, PromptTooLong)
     with pytest.raises(kind, match="context_length_exceeded" if "HTTP" in name else r"\d+ tokens"):
         place.ask(turns)
-    assert llm.stats()["requests"] == {"waiting": 0, "running": 0}
+    assert is_idle(llm)
     assert place.ask(asked(PAGES)).outcomes == [ENCODED] * 3, "nothing was computed for what was refused"
 
 
@@ -208,7 +209,7 @@ def test_parts_that_are_not_text_are_refused_by_name(
     said = str(part["type"])
     with pytest.raises(refusal(name, NOT_TEXT, PromptError), match=f"type '{ours.get(said, said)}'"):
         place.ask([Turn(FIRST, part=part)])
-    assert llm.stats()["requests"] == {"waiting": 0, "running": 0}
+    assert is_idle(llm)
 
 
 @pytest.mark.parametrize("place", [name for name in NAMES if "complete" in name], indirect=True)

@@ -8,7 +8,7 @@ as ``encode`` writes it is ``StoreCorrupt``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,7 @@ def encode(image: EntryImage, pin: bool = False, has_checksum: bool = True) -> T
         stop = start + size_of(tensor)
         buffer[start:stop].copy_(tensor.contiguous().view(-1).view(torch.uint8), non_blocking=True)
         start = stop
-    if any(tensor.device.type == "cuda" for tensor in tensors.values()):
-        torch.cuda.current_stream().synchronize()
+    _await_copies(tensors.values())
     return seal(buffer) if has_checksum else buffer
 
 
@@ -96,6 +95,12 @@ def checksum(buffer: Tensor) -> str:
 
 
 # -- steps of the above ----------------------------------------------------------------------------------------------
+
+
+def _await_copies(tensors: Iterable[Tensor]) -> None:
+    """Copies to the host run on the streams of the devices that they come from, whichever device is the current one."""
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _bytes(buffer: Tensor) -> memoryview:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,6 +79,21 @@ def test_every_bit_survives_encoding(dtype: torch.dtype) -> None:
     parts = tuple(replace(part, end_state=part.end_state.to(dtype)) for part in found.linear)
     found = replace(found, linear=parts)
     assert same_images(encoding.decode(encoding.encode(found)), found)
+
+
+def test_copies_to_the_host_are_awaited_on_the_devices_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for tensors and streams, since the machine may have no second device."""
+    awaited: list[torch.device | None] = []
+
+    def stream(device: torch.device | None = None) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: awaited.append(device))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    places: list[Any] = [SimpleNamespace(device=torch.device(name)) for name in ("cpu", "cuda:1", "cuda:1", "cuda:0")]
+    encoding._await_copies(places[:1])
+    assert not awaited
+    encoding._await_copies(places)
+    assert sorted(map(str, awaited)) == ["cuda:0", "cuda:1"]
 
 
 def test_what_is_written_is_a_safetensors_file() -> None:
