@@ -6,7 +6,7 @@ import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypic.config import EngineConfig
@@ -52,6 +52,17 @@ class Running:
     def workers(self) -> workers.Workers:
         assert self.started.workers is not None, "there is one worker"
         return self.started.workers
+
+    @contextmanager
+    def asked(self, routes: bool, planner: str) -> Iterator[None]:
+        """Run the workers otherwise for a while."""
+        found, peers = self.workers, self.workers.peers
+        setup, found.setup = found.setup, replace(found.setup, routes=routes)
+        before, peers.planner = peers.planner, planner
+        try:
+            yield
+        finally:
+            found.setup, peers.planner = setup, before
 
     def submit(self, pieces: Sequence[Piece], max_tokens: int = 8, **options: object) -> str:
         self.num_asked += 1

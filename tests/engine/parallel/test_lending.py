@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,14 +13,13 @@ from hypic.engine.lending import Lending
 from hypic.engine.parallel.listener import Answer
 from hypic.engine.parallel.messages import Entry, Refused, Want
 from hypic.engine.segment import CachedSegment
-from tests.checkpoints import qwen, random_ids
-from tests.engine.parallel.running import POLICY, Running, running
+from tests.checkpoints import random_ids
+from tests.engine.parallel.running import POLICY, Running
 
 
 @pytest.fixture(scope="module")
-def lender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(qwen(tmp_path_factory.mktemp("lending") / "model"), 1) as engine:
-        yield engine
+def lender(alone: Running) -> Running:
+    return alone
 
 
 def want(engine: Running, nonce: int, expires_s: float | None, seed: int) -> Want:
@@ -45,11 +43,11 @@ def held(engine: Running, asked: Want) -> CachedSegment | None:
 
 
 def test_what_is_encoded_for_another_is_kept_as_long_as_it_says(lender: Running) -> None:
-    asked = want(lender, 1, time.time() + 30.0, seed=1)
+    asked = want(lender, 1, time.time() + 30.0, seed=201)
     answer, kept = lent(lender, asked), held(lender, asked)
     assert isinstance(answer, Entry) and kept is not None
     assert answer.expires_s == kept.expires_s == asked.expires_s
-    for_ever = want(lender, 2, None, seed=2)
+    for_ever = want(lender, 2, None, seed=202)
     answer, kept = lent(lender, for_ever), held(lender, for_ever)
     assert isinstance(answer, Entry) and kept is not None and answer.expires_s is kept.expires_s is None
 
@@ -57,14 +55,14 @@ def test_what_is_encoded_for_another_is_kept_as_long_as_it_says(lender: Running)
 def test_what_is_held_takes_the_sooner_time_and_says_it(lender: Running) -> None:
     now_s = time.time()
     for nonce, asks_s, is_s in ((3, None, None), (4, now_s + 40, now_s + 40), (5, None, now_s + 40), (6, now_s + 90, now_s + 40), (7, now_s + 20, now_s + 20)):  # fmt: skip  # noqa: E501
-        asked = want(lender, nonce, asks_s, seed=3)
+        asked = want(lender, nonce, asks_s, seed=203)
         answer, kept = lent(lender, asked), held(lender, asked)
         assert isinstance(answer, Entry) and kept is not None and answer.was_held == (nonce > 3)
         assert answer.expires_s == kept.expires_s == is_s
 
 
 def test_what_is_over_is_not_lent(lender: Running) -> None:
-    asked = want(lender, 8, None, seed=4)
+    asked = want(lender, 8, None, seed=204)
     lent(lender, asked)
 
     def end(engine: Engine) -> None:
@@ -80,5 +78,5 @@ def test_what_is_over_is_not_lent(lender: Running) -> None:
 
 @pytest.mark.parametrize("expires_s", [0.0, float("nan"), float("inf")])
 def test_a_time_that_is_over_or_none_is_refused(lender: Running, expires_s: float) -> None:
-    asked = want(lender, 10, expires_s, seed=5)
+    asked = want(lender, 10, expires_s, seed=205)
     assert isinstance(lent(lender, asked), Refused) and held(lender, asked) is None

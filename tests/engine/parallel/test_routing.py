@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +12,12 @@ import pytest
 from hypic import LLM, Prompt, SamplingParams, Segment
 from hypic.engine.pool import Need
 from tests.checkpoints import add_tokenizer, qwen
-from tests.engine.parallel.running import ENCODING, Running, cold_prompt, running, until
-
-ROUTING = replace(ENCODING, routes=True)
+from tests.engine.parallel.running import Running, cold_prompt, until
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return qwen(tmp_path_factory.mktemp("routing") / "model")
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[Running]:
-    with running(folder, 3, ROUTING) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def alone(folder: Path) -> Iterator[Running]:
-    with running(folder, 1) as found:
-        yield found
+def engine(shared: Running) -> Running:
+    return shared
 
 
 def routed(engine: Running) -> dict[int, int]:
