@@ -54,7 +54,7 @@ class Tiered(Fetching):
     def made(self, entry: CachedSegment) -> None:
         """A new entry is in the device's store: it is to be saved when there is time."""
         self._reasons.pop(entry.key, None)
-        if any(tier.blocks for tier in self.tiers):
+        if not entry.is_trial and any(tier.blocks for tier in self.tiers):
             self._unsaved[entry.key] = entry
 
     def tend(self) -> bool:
@@ -149,7 +149,7 @@ class Tiered(Fetching):
         key = entry.key
         self._unsaved.pop(key, None)
         faster = [tier for tier in self.tiers if not tier.blocks and key not in tier]
-        if entry.is_snapshot or (not faster and self._is_saved(key)):
+        if entry.is_snapshot or entry.is_trial or (not faster and self._is_saved(key)):
             return
         if not faster and not self.writer.has_room(entry.num_bytes):
             self.writer.num_dropped += 1
