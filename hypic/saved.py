@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -71,6 +72,23 @@ def disk_tier(store: str) -> TierSpec:
     raise ConfigError(
         f"store is {store!r}, which has no disk tier; name one, as in 'disk:///var/cache/hypic?size=8GiB'."
     )
+
+
+def check_writable(root: Path) -> None:
+    """Whether files can be made under a store's root, or where it would be made; nothing is left there.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    root = root.expanduser().absolute()
+    try:
+        place = next(folder for folder in (root, *root.parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"nothing can be kept in the store {str(root)!r} ({error.strerror}); name a folder that you may write to."
+        ) from error
 
 
 def entries(root: Path) -> Iterator[SavedEntry | Damaged]:

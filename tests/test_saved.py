@@ -353,6 +353,10 @@ def test_pruning_removes_what_the_files_no_longer_hold(
     (corpus / "copy.md").unlink()
     (corpus / "door.md").write_text(f"# The door\n\n{SECRET}")
     assert told(capsys, *warming(folder, root, corpus))["num_pruned"] == 0 and len(kept(root)) == 4
+    foretold = told(capsys, *warming(folder, root, corpus, "--prune", "--dry-run"))
+    assert (foretold["num_stale"], foretold["num_pruned"]) == (1, 0) and len(kept(root)) == 4
+    assert main(warming(folder, root, corpus, "--prune", "--dry-run")) == 0
+    assert "1 to remove that the files no longer hold" in capsys.readouterr().err
     assert told(capsys, *warming(folder, root, corpus, "--prune"))["num_pruned"] == 1
     sources = sorted(str(label.source) for entry in kept(root) for label in entry.labels)
     assert len(kept(root)) == 3 and any("elsewhere" in source for source in sources)
@@ -362,6 +366,18 @@ def test_warm_needs_a_store_that_lasts(folder: Path, corpus: Path, capsys: pytes
     for store in ([], ["--store", "host://1GiB"]):
         assert main(["warm", str(corpus), "--model", str(folder), *store]) == 2
         assert "disk://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [[], ["--dry-run"]])
+def test_a_store_that_cannot_be_written_to_is_refused_at_once(
+    folder: Path, tmp_path: Path, corpus: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a model is loaded."""
+    (tmp_path / "file").write_text("no folder")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(warming(folder, place, corpus, *flags)) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert repr(str(place)) in line and "name a folder that you may write to." in line
 
 
 def test_the_example_runs(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,9 @@ def _run(engine: Engine, ids: tuple[int, ...]) -> None:
         engine.step()
 
 
-def warming(id: str, ids: tuple[int, ...], segment: Segment, seam: int) -> Task:
+def warming(id: str, ids: tuple[int, ...], segment: Segment, seam: int, is_trial: bool = False) -> Task:
     """Encode one segment here and nothing else."""
     policy = Policy(seam=seam, min_segment_tokens=0)
     # The token behind the segment is never run: it stands for the text that will follow.
-    return Task(id, [Piece(ids, segment), Piece((0,))], SamplingParams(max_tokens=1), policy, warm=True, stays=True)
+    pieces, sampling = [Piece(ids, segment), Piece((0,))], SamplingParams(max_tokens=1)
+    return Task(id, pieces, sampling, policy, warm=True, stays=True, is_trial=is_trial)

@@ -53,7 +53,7 @@ class Task:
 
     ``stays``: no other worker is asked for any part of it. ``generated`` is what another worker has answered already:
     the answer goes on behind it. ``is_head`` asks for nothing but a snapshot behind its last token, when
-    there is nothing else to do.
+    there is nothing else to do. ``is_trial``: entries made for it never leave the device.
     """
 
     id: str
@@ -64,6 +64,7 @@ class Task:
     warm: bool = False
     stays: bool = False
     is_head: bool = False
+    is_trial: bool = False
     notes: tuple[str, ...] = ()
     generated: tuple[int, ...] = ()
 
@@ -136,7 +137,7 @@ class Engine:
         planned = plan.make(task.pieces, task.policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
-        request.stays = task.stays
+        request.stays, request.is_trial = task.stays, task.is_trial
         sampling = SamplingState(task.sampling, planned.ids, defaults=self.vocabulary.defaults)
         text = Detokenizer(
             self.vocabulary.decode,

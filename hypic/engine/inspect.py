@@ -16,12 +16,13 @@ from hypic.kept import CachedEntry
 def entries(engine: Engine) -> list[CachedEntry]:
     """What the store holds, an entry in every tier that has it."""
     below = [_below(tier.name, stored) for tier in engine.tiers.tiers for stored in tier.entries()]
-    return [*(_listed(engine, entry) for entry in engine.store), *below]
+    return [*(_listed(engine, entry) for entry in engine.store if not entry.is_trial), *below]
 
 
 def pin(engine: Engine, *, wanted: Wanted) -> int:
     """Keep the entries of texts that are meant; how many were not kept before."""
-    fresh = [e for e in engine.store if not e.is_snapshot and e.key not in engine.kept and wanted.fits(e.labels)]
+    lasting = (entry for entry in engine.store if not entry.is_snapshot and not entry.is_trial)
+    fresh = [entry for entry in lasting if entry.key not in engine.kept and wanted.fits(entry.labels)]
     for entry in fresh:
         engine.store.pin(entry)
         engine.kept[entry.key] = entry

@@ -103,6 +103,7 @@ class Jobs:
             source=planned.segment.source,
             namespace=planned.segment.namespace,
             deterministic=request.plan.policy.deterministic,
+            is_trial=request.is_trial,
         )
 
     def begin(self, jobs: Sequence[Encode]) -> None:
@@ -143,7 +144,7 @@ class Jobs:
         self.expiry.watch(job.entry)
         self.store.put(job.entry)
         self.tiers.made(job.entry)
-        if not job.entry.is_forgotten:
+        if not job.entry.is_forgotten and not job.entry.is_trial:
             entry = job.entry
             self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
 

@@ -1,7 +1,7 @@
 """Entries for other workers: from the store if they are there, else encoded now, in batches with all else that waits.
 
-What was encoded stays in this worker's store too. The engine's thread copies an entry out of the pool; all that comes
-after, its digest and its way to the peer, happens on the connection's thread.
+What was encoded stays in this worker's store too, but for a trial's. The engine's thread copies an entry out of the
+pool; all that comes after, its digest and its way to the peer, happens on the connection's thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lending:
             if entry is not None and entry.ids == want.ids and not entry.is_snapshot and not is_over(entry):
                 reply(self._entry(engine, entry, want, 0.0, was_held=True))
             else:
-                self._loop.submit(warming(_task_id(ask), want.ids, segment, want.seam), sink)
+                self._loop.submit(warming(_task_id(ask), want.ids, segment, want.seam, want.is_trial), sink)
         except HypicError as error:
             reply(self._refusal(want, str(error)))
 
@@ -66,6 +66,8 @@ class Lending:
         entry = engine.store.find(bytes.fromhex(want.key))
         if entry is None or entry.ids != want.ids:
             return self._refusal(want, "its tokens make another key here, or it was evicted at once")
+        if entry.is_trial:  # after this step, in which others may wait for it too
+            self._loop.post(lambda engine: engine.store.remove(entry.key))
         return self._entry(engine, entry, want, seconds, was_held=False)
 
     def _entry(self, engine: Engine, entry: CachedSegment, want: Want, seconds: float, was_held: bool) -> Answer:
@@ -102,7 +104,7 @@ class Shown:
     def look(self, cost: EncodeCost, engine: Engine) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
         """Seconds of encodes that wait, and the keys that came and went since the last look."""
         queued_s = sum(cost.marginal_s(job.num_left) for job in engine.admission.encoding.values() if not job.away)
-        held = {entry.key.hex() for entry in engine.store if not entry.is_snapshot}
+        held = {entry.key.hex() for entry in engine.store if not entry.is_snapshot and not entry.is_trial}
         added, removed = tuple(held - self._held), tuple(self._held - held)
         self._held = held
         return queued_s, added, removed

@@ -168,9 +168,9 @@ def note(job: Encode, pending: Pending, message: Entry) -> None:
             request.outcomes[pending.key] = ("hit", "") if message.was_held else (outcome, by)
 
 
-def want_of(pending: Pending) -> Want:
+def want_of(pending: Pending, is_trial: bool = False) -> Want:
     """The message that asks for an entry."""
     entry = pending.entry
     seam = len(entry.ids) - entry.num_cached
     labels = (entry.namespace, entry.name, entry.source)
-    return Want(pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, *labels, entry.expires_s)
+    return Want(pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, *labels, entry.expires_s, is_trial)

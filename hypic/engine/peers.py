@@ -245,7 +245,7 @@ class Peers:
                 nonce, deadline_s = next(self._nonces), now + CANARY_S
                 pending = Pending(nonce, canary.entry, peer.id, False, now, CANARY_S, deadline_s, CANARY)
                 self.wants.add(pending)
-                self._connections.tell(peer.id, want_of(pending))
+                self._connections.tell(peer.id, want_of(pending, is_trial=True))
 
     # -- on the connections' threads ---------------------------------------------------------------------------------
 

@@ -52,8 +52,8 @@ class Request:
 
     ``plan`` is the prompt's, or, for a request that started again, of the prompt and what it had generated.
     ``continued`` are tokens of new entries, by key, that were taken from older ones; ``tiers`` are those that entries
-    were loaded from. ``stays``: what it needs is encoded here, since another worker asked for it. Nothing is kept of a
-    request whose text was forgotten while it ran.
+    were loaded from. ``stays``: what it needs is encoded here, since another worker asked for it. ``is_trial``: the
+    entries made for it never leave the device. Nothing is kept of a request whose text was forgotten while it ran.
     """
 
     id: str
@@ -72,6 +72,7 @@ class Request:
     restarts: int = 0
     num_failures: int = 0
     stays: bool = False
+    is_trial: bool = False
     placed_s: float | None = None
     is_forgotten: bool = False
 

@@ -72,7 +72,8 @@ class CachedSegment:
     every hit. ``transition_slot`` is ``None`` for a snapshot. ``num_own`` are the tokens of a snapshot that stand in no
     segment. ``pins`` counts requests that use it right now, ``uses`` all that ever did. ``labels`` are all under which
     its text was passed, a snapshot's those of all texts in it. ``expires_s`` is the time (as ``time.time()`` tells it)
-    from which it is no longer used; one that is forgotten goes with its last user.
+    from which it is no longer used; one that is forgotten goes with its last user. One ``is_trial`` was made to be
+    looked at: it is never written below the device, listed, or remembered.
     """
 
     key: bytes
@@ -93,6 +94,7 @@ class CachedSegment:
     expires_s: float | None = None
     is_forgotten: bool = False
     num_hits: int = 0
+    is_trial: bool = False
 
     @property
     def is_snapshot(self) -> bool:

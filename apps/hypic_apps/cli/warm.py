@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from hypic import LLM, Segment
+    from hypic.saved import SavedEntry
 
     # A key, and a segment with its bytes.
     Missing = tuple[str, tuple[Segment, int]]
@@ -94,6 +95,7 @@ class Done:
     num_live: int
     num_there: int
     num_encoded: int = 0
+    num_stale: int = 0
     num_pruned: int = 0
     num_bytes: int = 0
     seconds_s: float = 0.0
@@ -104,10 +106,11 @@ def run(args: argparse.Namespace) -> int:
     """Reads, cuts, encodes what is missing, prunes.
 
     Raises:
+        ConfigError: the store's folder cannot be written to.
         InputError: there is no disk to keep it on, or not enough of it.
         CommandError: not all that was encoded could be written.
     """
-    from hypic.saved import disk_tier
+    from hypic.saved import check_writable, disk_tier, remove
     from hypic_apps.cli.screen import notes, result_object
 
     store = getattr(args, "engine.store", None)
@@ -115,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("nothing would be left when this ends; pass --store 'disk:///folder?size=8GiB'.")
     tier = disk_tier(store)
     assert tier.path is not None, "a disk tier has a path"
+    check_writable(tier.path)
     files, console = read_all(args.paths), notes()
     segments, num_passages = _segments(files, args.namespace)
     if args.dry_run:
@@ -128,9 +132,10 @@ def run(args: argparse.Namespace) -> int:
         else:
             _check_room(work)
             _encode(model.llm, work, done, console, tier.path)
-            if args.prune:
-                done.num_pruned = _prune(model.llm, work, tier.path, args.paths)
-    _tell(done, work, console)
+        if args.prune:
+            stale = _stale(model.llm, work, tier.path, args.paths)
+            done.num_stale, done.num_pruned = len(stale), 0 if args.dry_run else remove(stale)
+    _tell(done, work, console, args.dry_run)
     if args.json:
         result_object({**asdict(done), "missing_bytes": work.missing_bytes, "free_bytes": work.free_bytes})
     return 0
@@ -225,9 +230,9 @@ def _check_written(work: Work, root: Path) -> None:
         )
 
 
-def _prune(llm: LLM, work: Work, root: Path, paths: Sequence[str]) -> int:
-    """Removes this model's entries of these paths that are no part of the corpus any more; how many."""
-    from hypic.saved import SavedEntry, entries, remove
+def _stale(llm: LLM, work: Work, root: Path, paths: Sequence[str]) -> list[SavedEntry]:
+    """This model's entries of these paths that are no part of the corpus any more."""
+    from hypic.saved import SavedEntry, entries
 
     places = [Path(path).expanduser().resolve() for path in paths]
 
@@ -235,14 +240,14 @@ def _prune(llm: LLM, work: Work, root: Path, paths: Sequence[str]) -> int:
         return source is not None and any(Path(source).is_relative_to(place) for place in places)
 
     spaces = {segment.namespace for segment, _ in work.wanted.values()}
-    return remove(
+    return [
         entry
         for entry in entries(root)
         if isinstance(entry, SavedEntry)
         and llm.fingerprint.startswith(entry.model)
         and entry.key not in work.wanted
         and any(is_of_paths(label.source) and label.namespace in spaces for label in entry.labels)
-    )
+    ]
 
 
 def _rehearse(model: Loaded, work: Work, done: Done, console: Console) -> None:
@@ -260,10 +265,9 @@ def _rehearse(model: Loaded, work: Work, done: Done, console: Console) -> None:
         done.notes.append(f"only the first {work.num_fitting:,} of {len(missing):,} missing segments fit")
 
 
-def _tell(done: Done, work: Work, console: Console) -> None:
+def _tell(done: Done, work: Work, console: Console, is_rehearsal: bool) -> None:
     from hypic_apps.cli.models import human_bytes
 
-    is_rehearsal = not done.num_encoded and bool(work.missing)
     console.print(
         f"{done.num_files:,} files, {done.num_passages:,} passages: {done.num_segments:,} segments to keep, "
         f"{done.num_live:,} passages too short for it"
@@ -274,8 +278,9 @@ def _tell(done: Done, work: Work, console: Console) -> None:
     console.print(
         f"{count:,} {verb}, {human_bytes(size)}, in {'about ' if is_rehearsal else ''}{done.seconds_s:,.0f} s"
     )
-    if done.num_pruned:
-        console.print(f"{done.num_pruned:,} removed that the files no longer hold")
+    if done.num_stale:
+        told = f"{done.num_stale:,} to remove" if is_rehearsal else f"{done.num_pruned:,} removed"
+        console.print(f"{told} that the files no longer hold")
     for note in done.notes:
         console.print(note, style="yellow")
 

@@ -148,7 +148,10 @@ class Greeted:
 
 @dataclass(frozen=True)
 class Want:
-    """Send the entry of a segment: from the store, or encoded now; nobody uses it from ``expires_s`` on."""
+    """Send the entry of a segment: from the store, or encoded now; nobody uses it from ``expires_s`` on.
+
+    ``is_trial``: it is only looked at, and not kept once it was sent.
+    """
 
     nonce: int
     generation: int
@@ -159,6 +162,7 @@ class Want:
     name: str | None = None
     source: str | None = None
     expires_s: float | None = None
+    is_trial: bool = False
 
 
 @dataclass(frozen=True)

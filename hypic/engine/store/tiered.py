@@ -57,7 +57,7 @@ class Tiered(Fetching):
     def made(self, entry: CachedSegment) -> None:
         """A new entry is in the device's store: it is to be saved when there is time."""
         self._reasons.pop(entry.key, None)
-        if any(tier.blocks for tier in self.tiers):
+        if not entry.is_trial and any(tier.blocks for tier in self.tiers):
             self._unsaved[entry.key] = entry
 
     def tend(self) -> bool:
@@ -173,7 +173,7 @@ class Tiered(Fetching):
         """The device evicts an entry."""
         key = entry.key
         self._unsaved.pop(key, None)
-        if entry.is_snapshot:
+        if entry.is_snapshot or entry.is_trial:
             return
         if key in self._outdated:
             self.remove(key)  # rarely waits for a write: who is forgotten by a label must be known by it

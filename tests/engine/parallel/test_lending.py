@@ -5,9 +5,11 @@ from __future__ import annotations
 import queue
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from hypic.engine import inspect
 from hypic.engine.engine import Engine
 from hypic.engine.lending import Lending
 from hypic.engine.parallel.listener import Answer
@@ -80,3 +82,23 @@ def test_what_is_over_is_not_lent(lender: Running) -> None:
 def test_a_time_that_is_over_or_none_is_refused(lender: Running, expires_s: float) -> None:
     asked = want(lender, 10, expires_s, seed=205)
     assert isinstance(lent(lender, asked), Refused) and held(lender, asked) is None
+
+
+@pytest.mark.parametrize("store_bytes", [{}, {"store_bytes": 0}], ids=["room", "no room on the device"])
+def test_a_trial_leaves_nothing_behind(tmp_path: Path, store_bytes: dict[str, int]) -> None:
+    """Neither on the device, nor below it, where a text that is lent to be used goes."""
+    store = f"host://8MiB,disk://{tmp_path / 'store'}?size=8MiB"
+    with running(qwen(tmp_path / "model"), 1, store=store) as engine:
+        if store_bytes:
+            engine.started.loop.call(lambda engine: setattr(engine.store, "budget_bytes", 0))
+        used, trial = want(engine, 1, None, seed=1), replace(want(engine, 2, None, seed=2), is_trial=True)
+        for asked in (trial, replace(trial, nonce=3), used) if not store_bytes else (trial,):
+            answer = lent(engine, asked)
+            assert isinstance(answer, Entry) != bool(store_bytes)
+            assert store_bytes or isinstance(answer, Entry) and not answer.was_held
+        while engine.started.loop.call(inspect.flush):
+            pass
+        keys = {entry.key for entry in engine.started.loop.call(inspect.entries)}
+        assert held(engine, trial) is None and keys == (set() if store_bytes else {used.key})
+    saved = {path.stem for path in (tmp_path / "store").rglob("*.safetensors")}
+    assert saved == (set() if store_bytes else {used.key})
