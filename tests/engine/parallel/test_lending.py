@@ -102,3 +102,9 @@ def test_a_trial_leaves_nothing_behind(tmp_path: Path, store_bytes: dict[str, in
         assert held(engine, trial) is None and keys == (set() if store_bytes else {used.key})
     saved = {path.stem for path in (tmp_path / "store").rglob("*.safetensors")}
     assert saved == (set() if store_bytes else {used.key})
+
+
+def test_workers_that_are_compared_write_nothing(tmp_path: Path) -> None:
+    with running(qwen(tmp_path / "model"), 2, store=f"disk://{tmp_path / 'store'}?size=8MiB"):
+        time.sleep(0.5)  # time in which what was made would be saved
+    assert not list((tmp_path / "store").rglob("*.safetensors"))
