@@ -15,8 +15,8 @@ from hypic.engine.lending import Lending
 from hypic.engine.parallel.listener import Answer
 from hypic.engine.parallel.messages import Entry, Refused, Want
 from hypic.engine.segment import CachedSegment
-from tests.checkpoints import random_ids
-from tests.engine.parallel.running import POLICY, Running
+from tests.checkpoints import qwen, random_ids
+from tests.engine.parallel.running import POLICY, Running, running
 
 
 @pytest.fixture(scope="module")
