@@ -206,7 +206,8 @@ class DiskTier:
             self._pause(f"an entry could not be written to {self.folder} ({error}); entries are not kept for a while.")
             return self._give_up(temporary)
         with self._lock:
-            self._learn(key, File(self._path(key), real_bytes(len(buffer)), time.time()))
+            if key not in self._entries:  # a look-up may have found the file already, and counted it
+                self._learn(key, File(self._path(key), real_bytes(len(buffer)), time.time()))
             self._verified.add(key)
             self._counts["stored"] += 1
         return True
