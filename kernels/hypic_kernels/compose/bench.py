@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +23,7 @@ from hypic_kernels.compose import NOT_WANTED, Chains, reference
 from hypic_kernels.compose.check import TOLERANCE
 from hypic_kernels.compose.layout import Config, Precision, candidates
 from hypic_kernels.compose.problem import relative_error
+from hypic_kernels.timing import copy_bytes_per_s, median_s
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32x3")
@@ -111,29 +110,13 @@ class Workload:
             self.final[chain] = state
 
 
-def _event_s(run: Callable[[], object]) -> float:
-    event: Any = torch.cuda.Event
-    start, end = event(enable_timing=True), event(enable_timing=True)
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1000
-
-
-def _median_s(run: Callable[[], object], repeats: int) -> float:
-    for _ in range(3):
-        run()
-    return statistics.median(_event_s(run) for _ in range(repeats))
-
-
 def _timed(run: Callable[[], None], size: Size, repeats: int) -> dict[str, float]:
     """Of one pass over all layers, eager and as a graph."""
-    eager_s = _median_s(run, repeats)
+    eager_s = median_s(run, repeats)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    graph_s = _median_s(graph.replay, repeats)
+    graph_s = median_s(graph.replay, repeats)
     return {
         "eager_s": eager_s,
         "graph_s": graph_s,
@@ -182,13 +165,6 @@ def rows(size: Size, precisions: Sequence[Precision], repeats: int) -> Iterator[
 
             named = {"name": "compose", "precision": precision, "config": config._asdict()}
             yield {**named, **_measured(run, work, exact, repeats)}
-
-
-def copy_bytes_per_s(repeats: int) -> float:
-    """Bytes read and written by a copy of 2 GiB of random numbers within the device."""
-    source = torch.randn(1 << 29, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _median_s(lambda: target.copy_(source), repeats)
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
