@@ -106,14 +106,28 @@ def load_of(arm: str, shape: Shape, policy: Policy, layout: Layout) -> Load:
     if arm in ("full", "prefix", "transformers"):
         cached = shape.head_tokens if arm == "prefix" else 0
         return Load(total - cached, (total**2 - cached**2) / 2, total - cached)
-    seam, length, many = policy.seam, shape.segment_tokens, shape.num_segments
-    rows = many * seam + shape.head_tokens + shape.tail_tokens
-    seam_pairs = sum(seam * (shape.head_tokens + number * length + seam / 2) for number in range(many))
-    pairs = seam_pairs + shape.tail_tokens * (total - shape.tail_tokens / 2)
-    kept = many * (layout.state_bytes + layout.transition_bytes) + total * layout.token_bytes
+    length, many = shape.segment_tokens, shape.num_segments
+    interiors = policy.interiors(length)
+    num_live = min(policy.live_last, many)
+    runs = [
+        (shape.head_tokens + number * length + start, shape.head_tokens + number * length + stop)
+        for number in range(many)
+        for start, stop in rows(interiors if number < many - num_live else (), length)
+    ]
+    num_rows = sum(stop - start for start, stop in runs) + shape.head_tokens + shape.tail_tokens
+    pairs = sum((stop**2 - start**2) / 2 for start, stop in runs) + shape.tail_tokens * (total - shape.tail_tokens / 2)
+    encoded = [stop for _, stop in interiors] * (many - num_live)
+    kept = len(encoded) * (layout.state_bytes + layout.transition_bytes) + total * layout.token_bytes
     if arm == "cold":
-        return Load(rows + many * length, pairs + many * length**2 / 2, many * length + rows)
-    return Load(rows, pairs, shape.tail_tokens, kept)
+        # An entry is encoded from its segment's first token on.
+        return Load(num_rows + sum(encoded), pairs + sum(n**2 for n in encoded) / 2, sum(encoded) + num_rows)
+    return Load(num_rows, pairs, shape.tail_tokens, kept)
+
+
+def rows(interiors: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[int, int]]:
+    """What of a segment is run in context: all but its interiors, as ``(start, stop)``."""
+    starts, stops = [0, *(stop for _, stop in interiors)], [*(start for start, _ in interiors), num_tokens]
+    return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
 
 
 def decode_load(batch: int, context: int, layout: Layout) -> Load:
