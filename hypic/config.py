@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from hypic.errors import ConfigError
-from hypic.store_spec import TierSpec, parse_bytes, parse_store
 from hypic.policy import Policy, one_of
+from hypic.store_spec import TierSpec, parse_bytes, parse_store
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 KERNELS = ("auto", "on", "off")

@@ -71,7 +71,7 @@ class CheckpointInfo:
 
     def segment_bytes(self, num_tokens: int, policy: Policy = Policy(), page_size: int = 16) -> int:
         """What a cached segment of so many tokens takes: for each interior its map and tail, and pages of its K and V.
-        Nothing, if it is run live."""
+        Nothing, if seams cover it."""
         pages = fitting.pages_of(num_tokens, policy, page_size)
         return len(pages) * (self.state_bytes + self.transition_bytes) + sum(pages) * page_size * self.token_bytes
 

@@ -35,8 +35,9 @@ class Fit:
 
 
 def pages_of(num_tokens: int, policy: Policy, page_size: int) -> list[int]:
-    """Pages of each of a segment's interiors."""
-    return [-(-(stop - start) // page_size) for start, stop in policy.interiors(num_tokens)]
+    """Pages of each interior of a segment that is cached."""
+    interiors = policy.with_(min_segment_tokens=0).interiors(num_tokens)
+    return [-(-(stop - start) // page_size) for start, stop in interiors]
 
 
 def fit(kept: Kept, longest: int, counts: Sequence[int], config: EngineConfig) -> Fit:

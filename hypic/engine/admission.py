@@ -173,7 +173,7 @@ class Admission:
         self.store.count(1, 0)
         found.snapshot.num_hits += 1
         within = [planned for planned in request.plan.segments if planned.origin < found.start]
-        for planned, key in ((planned, key) for planned in within for key in planned.keys):
+        for planned, key in ((one, key) for one in within for key in one.keys):
             entry = self.store.find(key)
             if entry is not None:
                 self.expiry.label(entry, planned.segment)

@@ -107,27 +107,26 @@ def load_of(arm: str, shape: Shape, policy: Policy, layout: Layout) -> Load:
         cached = shape.head_tokens if arm == "prefix" else 0
         return Load(total - cached, (total**2 - cached**2) / 2, total - cached)
     length, many = shape.segment_tokens, shape.num_segments
-    interiors = policy.interiors(length)
-    num_live = min(policy.live_last, many)
-    runs = [
-        (shape.head_tokens + number * length + start, shape.head_tokens + number * length + stop)
-        for number in range(many)
-        for start, stop in rows(interiors if number < many - num_live else (), length)
-    ]
-    num_rows = sum(stop - start for start, stop in runs) + shape.head_tokens + shape.tail_tokens
-    pairs = sum((stop**2 - start**2) / 2 for start, stop in runs) + shape.tail_tokens * (total - shape.tail_tokens / 2)
-    encoded = [stop for _, stop in interiors] * (many - num_live)
-    kept = len(encoded) * (layout.state_bytes + layout.transition_bytes) + total * layout.token_bytes
+    origins = [shape.head_tokens + number * length for number in range(max(0, many - policy.live_last))]
+    found = policy.interiors(length)
+    warm = warm_load([(origin + a, origin + b) for origin in origins for a, b in found], total, layout)
     if arm == "cold":
         # An entry is encoded from its segment's first token on.
-        return Load(num_rows + sum(encoded), pairs + sum(n**2 for n in encoded) / 2, sum(encoded) + num_rows)
-    return Load(num_rows, pairs, shape.tail_tokens, kept)
+        num_encoded, pairs = (len(origins) * sum(stop**power for _, stop in found) for power in (1, 2))
+        num_tokens = warm.num_tokens + num_encoded
+        return Load(num_tokens, warm.num_pairs + pairs / 2, num_tokens)
+    return warm
 
 
-def rows(interiors: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[int, int]]:
-    """What of a segment is run in context: all but its interiors, as ``(start, stop)``."""
+def warm_load(interiors: Sequence[tuple[int, int]], num_tokens: int, layout: Layout) -> Load:
+    """A prompt of ``num_tokens`` of which ``interiors`` are cached, as ``(start, stop)`` in order; the row behind the
+    last one is scanned. Without interiors: full recompute."""
     starts, stops = [0, *(stop for _, stop in interiors)], [*(start for start, _ in interiors), num_tokens]
-    return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
+    rows = [(start, stop) for start, stop in zip(starts, stops, strict=True)]
+    num_rows = sum(stop - start for start, stop in rows)
+    pairs = sum((stop**2 - start**2) / 2 for start, stop in rows)
+    kept = len(interiors) * (layout.state_bytes + layout.transition_bytes) + num_tokens * layout.token_bytes
+    return Load(num_rows, pairs, rows[-1][1] - rows[-1][0], float(kept) if interiors else 0.0)
 
 
 def decode_load(batch: int, context: int, layout: Layout) -> Load:

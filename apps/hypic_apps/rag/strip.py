@@ -55,7 +55,9 @@ def _live(num_tokens: int, is_first: bool, is_last: bool, has_turns: bool) -> di
     return {"outcome": "live", "label": label, "source": "", "tokens": num_tokens, "seam": 0, "reason": "live text"}
 
 
-def _segment(num_tokens: int, segment: Segment, told: SegmentReport | None, report: CacheReport | None) -> dict[str, Any]:
+def _segment(
+    num_tokens: int, segment: Segment, told: SegmentReport | None, report: CacheReport | None
+) -> dict[str, Any]:
     outcome = "pending" if told is None else told.outcome
     num_rows = 0
     if report is not None and outcome in ("hit", "encoded"):
