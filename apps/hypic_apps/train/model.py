@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,14 @@ from hypic.engine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet, Pr
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Angles, Rotary, rotate
-from hypic.engine.linear.delta import DeltaInputs
+from hypic_apps.train.architecture import Architecture
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 CHUNK = 64
+MODEL_TYPE = "qwen3_5_text"
+Chunked = TypeVar("Chunked", bound="DataclassInstance")
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,23 @@ class Shape:
         every = self.full_attention_interval
         return ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(self.num_hidden_layers)]
 
+    @property
+    def conv_width(self) -> int:
+        """Tokens that the short convolution sees."""
+        return self.linear_conv_kernel_dim
+
+    @property
+    def has_centred_norms(self) -> bool:
+        return True
+
+    def block(self, depth: int) -> nn.Module:
+        """The decoder layer of a depth."""
+        return AttentionBlock(self) if self.layer_types[depth] == "full_attention" else LinearBlock(self)
+
+    def checkpoint_name(self, name: str) -> str:
+        """The checkpoint's name of one of our parameters."""
+        return "model." + name
+
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Shape:
         """The shape that a ``config.json`` describes."""
@@ -70,7 +92,7 @@ class Shape:
         }
         return {
             "architectures": ["Qwen3_5ForCausalLM"],
-            "model_type": "qwen3_5_text",
+            "model_type": MODEL_TYPE,
             **own,
             "layer_types": self.layer_types,
             "rope_parameters": rope,
@@ -151,9 +173,9 @@ def shifted_conv(x: Tensor, weight: Tensor, history: Tensor) -> Tensor:
     return out
 
 
-def chunked(x: DeltaInputs) -> DeltaInputs:
-    """``[N, H, ...]`` to chunks ``[M, H, 64, ...]``."""
-    return DeltaInputs(**{f.name: getattr(x, f.name).unflatten(0, (-1, CHUNK)).transpose(1, 2) for f in fields(x)})
+def chunked(x: Chunked) -> Chunked:
+    """A family's inputs, ``[N, H, ...]`` to chunks ``[M, H, 64, ...]``."""
+    return type(x)(**{f.name: getattr(x, f.name).unflatten(0, (-1, CHUNK)).transpose(1, 2) for f in fields(x)})
 
 
 def carried(maps: Affine, rows: int) -> Tensor:
@@ -202,28 +224,32 @@ class AttentionBlock(nn.Module):
     def forward(self, hidden: Tensor, grid: Grid) -> Tensor:
         """``hidden [N, hidden]`` -> the same."""
         q, k, v, gate = self.before(hidden, grid.angles.cos, grid.angles.sin)
-        q, k, v = (x.reshape(grid.rows, grid.length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return self.after(hidden, mixed.transpose(1, 2).flatten(0, 1), gate)
+        return self.after(hidden, attended(q, k, v, grid), gate)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    """Causal attention within every row of flat ``[N, H, D]``."""
+    q, k, v = (x.reshape(grid.rows, grid.length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    return mixed.transpose(1, 2).flatten(0, 1)
 
 
 class Trainee(nn.Module):
     """The whole model; ``loss`` is what is minimised, ``logits`` what is compared and measured."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Architecture) -> None:
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        kinds = {"linear_attention": LinearBlock, "full_attention": AttentionBlock}
-        self.layers = nn.ModuleList(kinds[kind](shape) for kind in shape.layer_types)
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=True)
+        self.layers = nn.ModuleList(shape.block(depth) for depth in range(shape.num_hidden_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=shape.has_centred_norms)
         self.rotary = Rotary(int(shape.head_dim * shape.partial_rotary_factor), shape.rope_theta)
 
     def grid(self, rows: int, length: int, device: torch.device) -> Grid:
         """The grid of a batch; ``length`` is a multiple of the chunk."""
         positions = torch.arange(length, device=device).repeat(rows)
-        back = torch.arange(1, self.shape.linear_conv_kernel_dim, device=device)
+        back = torch.arange(1, self.shape.conv_width, device=device)
         history = (positions >= back[:, None]).float()[..., None]
         return Grid(rows, length, history, self.rotary(positions, length, torch.float32))
 
@@ -258,7 +284,8 @@ class Trainee(nn.Module):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles what works on flat tokens; its shapes are the same for all row lengths of one batch size."""
-        for kind in (LinearBlock, AttentionBlock):
+        kinds: set[Any] = {type(layer) for layer in self.layers}
+        for kind in kinds:
             for name in ("before", "after"):
                 compiled = torch.compile(getattr(kind, name), dynamic=False, fullgraph=True)
                 for layer in self.layers:
@@ -267,8 +294,8 @@ class Trainee(nn.Module):
         self.score = torch.compile(self.score, dynamic=False)  # type: ignore[method-assign]
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Tensors under the names of a ``qwen3_5_text`` checkpoint."""
-        names = {name: checkpoint_name(name) for name, _ in self.named_parameters()}
+        """Tensors under the names of the checkpoint."""
+        names = {name: self.shape.checkpoint_name(name) for name, _ in self.named_parameters()}
         return {names[name]: tensor.detach() for name, tensor in self.named_parameters()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -276,9 +303,4 @@ class Trainee(nn.Module):
         own = dict(self.named_parameters())
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(tensors[checkpoint_name(name)])
-
-
-def checkpoint_name(name: str) -> str:
-    """The checkpoint's name of one of our parameters."""
-    return "model." + name
+                parameter.copy_(tensors[self.shape.checkpoint_name(name)])
