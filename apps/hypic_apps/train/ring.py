@@ -22,7 +22,7 @@ from hypic.engine.layers.norm import RMSNorm, upcast
 from hypic.engine.layers.rotary import Angles, rotate
 from hypic.engine.linear.lightning import DecayInputs
 from hypic.engine.models.bailing_moe_linear import layer_types, slopes
-from hypic_apps.train.model import Grid, attended, carried, chunked
+from hypic_apps.train.grid import Grid, attended, carried, chunked
 
 MODEL_TYPE = "bailing_moe_linear"
 
