@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from hypic.engine.jobs import Jobs
 from hypic.engine.plan import Interior, Mark
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import is_over
 from hypic.engine.store.history import History

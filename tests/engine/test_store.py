@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hypic.engine.pool import AttentionShape, Layout, LinearShape, Need, Pool
+from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
 from hypic.engine.segment import CachedSegment, Identity
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.eviction import Ranking
 from hypic.engine.store.history import History
