@@ -66,7 +66,7 @@ def assert_idle(llm: LLM) -> None:
         time.sleep(0.01)
     assert llm.stats()["requests"] == {"waiting": 0, "running": 0}
     assert llm.stats()["store"]["num_pinned"] == 0
-    llm.forget()
+    llm.forget(everything=True)
     stats = llm.stats()
     assert stats["pool"]["free"] == stats["pool"]["capacity"] and stats["store"]["held_bytes"] == 0
 
@@ -263,7 +263,7 @@ def test_forgetting_by_label(llm: LLM) -> None:
     assert llm.forget(source="nobody") == Forgotten()
     assert llm.forget(source="a", name="n") == Forgotten(1) and llm.forget(source="a").num_entries == 1
     assert llm.forget(namespace="t").num_entries == 1 and llm.forget(name="n").num_entries == 0
-    assert llm.forget().num_entries == 1 and llm.stats()["store"]["num_entries"] == 0
+    assert llm.forget(everything=True).num_entries == 1 and llm.stats()["store"]["num_entries"] == 0
 
 
 def test_stats_count(llm: LLM) -> None:
@@ -323,7 +323,7 @@ def test_a_conversation_over_documents_continues_from_snapshots(folder: Path) ->
             blocks = [{"type": "text", "text": document} for document in documents] if turn == 0 else []
             messages.append({"role": "user", "content": [*blocks, {"type": "text", "text": text}]})
             # The other engine has nothing cached, but remembers which tokens its answers were.
-            other.forget()
+            other.forget(everything=True)
             assert other.chat(messages, sampling(8)).token_ids == continued[turn].token_ids
             messages.append({"role": "assistant", "content": continued[turn].text})
 
@@ -335,7 +335,7 @@ def test_after_an_end_token_the_next_turn_computes_only_what_is_new(llm: LLM) ->
     end = next(i for n, i in enumerate(ids) if ids.index(i) == n >= 35)
     llm.tokenizer.eos_ids = frozenset({end})
     llm._loop.call(lambda engine: object.__setattr__(engine.vocabulary, "eos_ids", frozenset({end})))
-    llm.forget()
+    llm.forget(everything=True)
     first = llm.chat(messages, SamplingParams(max_tokens=60, temperature=1.5, seed=3))
     assert first.token_ids == ids[: ids.index(end) + 1] and first.usage is not None
     messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And the oats?"}]
@@ -418,7 +418,7 @@ def test_errors_reach_async_callers(llm: LLM) -> None:
 def test_eight_threads_share_one_llm(llm: LLM) -> None:
     prompts = [asked(n, n % 3, n % 5) for n in range(24)]
     expected = [one.text for one in llm.generate(prompts, sampling(8))]
-    llm.forget()
+    llm.forget(everything=True)
     gate = threading.Barrier(8)
 
     def work(thread: int) -> list[str]:
@@ -468,9 +468,11 @@ def test_closing_ends_what_runs_and_more_calls_do_nothing(folder: Path) -> None:
     llm.close()
     with pytest.raises(RequestAborted, match="closed"):
         list(stream)
-    for call in (lambda: llm.generate(asked()), llm.stats, llm.forget, lambda: llm.warm([Segment(passage(1))])):
+    for call in (lambda: llm.generate(asked()), llm.stats, lambda: llm.warm([Segment(passage(1))])):
         with pytest.raises(RequestAborted, match="closed"):
             call()
+    with pytest.raises(RequestAborted, match="closed"):
+        llm.forget(everything=True)
     with pytest.raises(RequestAborted, match="closed"):
         asyncio.run(llm.agenerate(asked()))
 

@@ -103,6 +103,7 @@ class Lookup:
     def _fresh(self, entry: CachedSegment | None) -> CachedSegment | None:
         """An entry, unless its time is over."""
         if entry is not None and is_over(entry):
+            self.history.expired(entry.key)
             self.store.forget(entry)
             return None
         return entry

@@ -240,6 +240,10 @@ def test_history_knows_why_a_key_is_new() -> None:
     assert history.reason(plain, ids, b"k", 8) == "first time"
     history.note(named, ids, b"k", 8)
     assert history.reason(plain, ids, b"k", 8) == "evicted"
+    history.expired(b"k")
+    assert history.reason(plain, ids, b"k", 8) == "expired"
+    history.note(plain, ids, b"k", 8)
+    assert history.reason(plain, ids, b"k", 8) == "evicted"
     assert history.reason(plain, ids, b"l", 4) == "other seam"
     assert history.reason(Segment("the text", namespace="t"), ids, b"m", 8) == "other namespace"
     assert history.reason(plain, ids, b"n", 8) == "other policy"
