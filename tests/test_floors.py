@@ -29,6 +29,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.segment",),
     ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),
+    ("hypic.engine.sizing",),
     ("hypic.engine.pool",),
     ("hypic.engine.plan",),
     ("hypic.engine.chain",),

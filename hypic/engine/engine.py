@@ -224,10 +224,12 @@ class Engine:
             if key in self.kept and is_over(self.kept[key]):  # which a look-up may have dropped already
                 self.store.unpin(self.kept.pop(key))
             entry = self.store.find(key)
-            if entry is not None and is_over(entry):
-                self.store.forget(entry)
-            elif entry is not None:
+            if entry is not None and not is_over(entry):
                 expiry.watch(entry)  # the time was that of an older entry of the same text
+                continue
+            self.admission.history.expired(key)
+            if entry is not None:
+                self.store.forget(entry)
         return None if expiry.next_s is None else expiry.next_s - now_s
 
     # -- one answer --------------------------------------------------------------------------------------------------
