@@ -49,6 +49,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.vocabulary",),
     ("hypic.engine.tokenizer",),
     ("hypic.engine.detokenizer",),
+    ("hypic.engine.read_back",),
     ("hypic.engine.sampler",),
     ("hypic.engine.graphs",),
     ("hypic.engine.rehearsal",),

@@ -20,7 +20,9 @@ from hypic.engine.kernel_batch import Geometry, pack
 from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
+from hypic.engine.read_back import ReadBack
 from hypic.engine.rehearsal import rehearse
+from hypic.engine.sampler import SampledToken
 from hypic.engine.segment import Identity
 from hypic.engine.sizing import split_of
 from hypic.engine.storage import StorageForm
@@ -34,10 +36,29 @@ SMALL_STEP = 6_000_000_000
 
 @dataclass(frozen=True)
 class StepResult:
-    """``logits [R, vocab]`` of the chains that wanted them, in order; numbers of the chains that are not finite."""
+    """``logits [R, vocab]`` of the chains that wanted them, in order; numbers of the chains that are not finite; and
+    what was ``sampled`` from the logits, if anything was."""
 
     logits: Tensor
     broken: frozenset[int]
+    sampled: Sequence[SampledToken] = ()
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device may still be at: ``logits [R, vocab]``, and ``is_finite [N]`` of its tokens, which are
+    ``spans`` of its chains. Both are overwritten by the next step."""
+
+    logits: Tensor
+    is_finite: Tensor
+    spans: Sequence[slice]
+
+    def broken(self, is_finite: Tensor) -> frozenset[int]:
+        """Numbers of the chains that are not finite, from what the host has read."""
+        whole = is_finite.numpy()
+        if whole.all():  # what padding computed may be anything, and says nothing
+            return frozenset()
+        return frozenset(number for number, span in enumerate(self.spans) if not whole[span].all())
 
 
 @dataclass(frozen=True)
@@ -53,25 +74,29 @@ class Runner:
     graphs: Graphs | None = None
 
     def run(self, chains: Sequence[Chain]) -> StepResult:
-        """One forward over all chains of a step."""
+        """One forward over all chains of a step, waited for."""
+        launched = self.launch(chains)
+        (is_finite,) = ReadBack([launched.is_finite]).wait()
+        return StepResult(launched.logits, launched.broken(is_finite))
+
+    def launch(self, chains: Sequence[Chain]) -> Launched:
+        """Hand a step to the device; nothing is read back."""
         num_weights = self.weight_bytes // self.pool.layout.dtype.itemsize
         work = 2 * num_weights * sum(chain.num_tokens for chain in chains)
         threads = torch.get_num_threads()
         if self.pool.device.type != "cpu" or threads == 1 or work > SMALL_STEP:
-            return self._run(chains)
+            return self._launch(chains)
         torch.set_num_threads(1)  # many small operations: handing each to several threads costs more than it saves
         try:
-            return self._run(chains)
+            return self._launch(chains)
         finally:
             torch.set_num_threads(threads)
 
     @torch.inference_mode()
-    def _run(self, chains: Sequence[Chain]) -> StepResult:
+    def _launch(self, chains: Sequence[Chain]) -> Launched:
         recorded = None if self.graphs is None else self.graphs.run(chains)
         logits, is_finite = self._forward(chains) if recorded is None else recorded
-        finite = is_finite.cpu()
-        broken = [number for number, span in enumerate(chain_tokens(chains)) if not bool(finite[span].all())]
-        return StepResult(logits, frozenset(broken))
+        return Launched(logits, is_finite, chain_tokens(chains))
 
     def _forward(self, chains: Sequence[Chain]) -> tuple[Tensor, Tensor]:
         layout = self.pool.layout
