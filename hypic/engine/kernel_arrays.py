@@ -181,19 +181,17 @@ def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:
 def _conv_arrays(tails: Tails, num_tokens: int) -> dict[str, Slots]:
     """Every token's inputs, oldest first, and what becomes a tail: rows, tails of slots or zero, as the kernel
     counts."""
-    width = tails.width
-    slots = np.asarray([*tails.slots, 0])
+    width, slots = tails.width, np.asarray([*tails.slots, 0])
 
     def counted(table: Slots) -> Slots:
         slot, offset = np.divmod(np.maximum(table - num_tokens, 0), max(width, 1))
         old = -1 - (slots[slot] * width + offset)
         return np.where(table < 0, NOTHING, np.where(table < num_tokens, table, old))
 
-    packed, outputs = tails.packed()
-    write_slots, writes = tails.tails()
-    windows = np.lib.stride_tricks.sliding_window_view(packed, width + 1)[outputs]
+    befores, writes = tails.stored()
+    packed, outputs = tails.packed(counted(befores))
     return {
-        "conv_sources": counted(windows),
-        "conv_write_slots": write_slots,
+        "conv_sources": packed[outputs[:, None] + np.arange(width + 1)],
+        "conv_write_slots": np.asarray(list(tails.writes)),
         "conv_write_sources": counted(writes),
     }

@@ -7,11 +7,10 @@ answer is one too. What the caches hold only decides which spans must still be c
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from hypic.engine.segment import Identity, Label, label_of
 from hypic.errors import PromptError
@@ -110,7 +109,7 @@ class Plan:
 
 def _live(ids: Sequence[int]) -> bytes:
     """Live tokens in the running hash; borders between runs leave no trace."""
-    return np.asarray(ids, dtype="<i4").tobytes()
+    return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def _entry(key: bytes) -> bytes:
@@ -149,7 +148,7 @@ def _live_reason(piece: Piece, policy: Policy, is_last: bool) -> str:
 class _Builder:
     policy: Policy
     identity: Identity
-    ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
     spans: list[Row | Interior] = field(default_factory=list)
     segments: list[PlannedSegment] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -158,39 +157,46 @@ class _Builder:
 
     def live(self, piece: Piece, digest: Any) -> None:
         if piece.namespaces:
-            self.live_spaces.append((len(self.ids), piece.namespaces))
+            self.live_spaces.append((self.num_tokens, piece.namespaces))
             self.spaces |= piece.namespaces
         digest.update(_live(piece.ids[:-1]))
         if piece.is_answer and len(piece.ids) > 1:
-            position = len(self.ids) + len(piece.ids) - 1
+            position = self.num_tokens + len(piece.ids) - 1
             self.marks.append(Mark(position, _named(digest, self.spaces), is_taken=False))
         digest.update(_live(piece.ids[-1:]))
-        self.row(piece.ids)
+        self.row(len(piece.ids))
 
-    def row(self, ids: Sequence[int]) -> None:
-        start = len(self.ids)
-        if not ids:
+    def row(self, num_tokens: int) -> None:
+        if not num_tokens:
             return
-        self.ids += ids
+        start = self.num_tokens
+        self.num_tokens += num_tokens
         if self.spans and isinstance(self.spans[-1], Row):
             start = self.spans.pop().start
-        self.spans.append(Row(start, len(self.ids)))
+        self.spans.append(Row(start, self.num_tokens))
 
     def segment(self, piece: Piece, digest: Any, is_last: bool) -> None:
         assert piece.segment is not None, "only pieces with a segment come here"
-        reason, origin, seam = _live_reason(piece, self.policy, is_last), len(self.ids), self.policy.seam
+        reason, origin, seam = _live_reason(piece, self.policy, is_last), self.num_tokens, self.policy.seam
         self.spaces.add(piece.segment.namespace)
         if reason:
             self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, None, reason))
             digest.update(_live(piece.ids))
-            self.row(piece.ids)
+            self.row(len(piece.ids))
             return
         key = self.identity.key(piece.ids, seam, piece.segment.namespace, self.policy.deterministic)
         digest.update(_entry(key))
-        self.row(piece.ids[:seam])
-        self.ids += piece.ids[seam:]
-        self.spans.append(Interior(origin + seam, len(self.ids), origin, len(self.segments)))
+        self.row(seam)
+        self.num_tokens = origin + len(piece.ids)
+        self.spans.append(Interior(origin + seam, self.num_tokens, origin, len(self.segments)))
         self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, key))
+
+
+def _joined(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    ids: list[int] = []
+    for piece in pieces:
+        ids += piece.ids
+    return tuple(ids)
 
 
 def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
@@ -210,7 +216,7 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
             builder.segment(piece, digest, is_last=number == len(pieces) - 1)
         ends = piece.ends_message or (policy.reuse == "prefix" and piece.segment is not None)
         if ends and number < len(pieces) - 1 and isinstance(builder.spans[-1], Row):
-            builder.marks.append(Mark(len(builder.ids), _named(digest, builder.spaces)))
+            builder.marks.append(Mark(builder.num_tokens, _named(digest, builder.spaces)))
     marks = () if policy.reuse == "none" else tuple(builder.marks)
     spaces = tuple(builder.live_spaces)
-    return Plan(tuple(builder.ids), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest)
+    return Plan(_joined(pieces), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest)
