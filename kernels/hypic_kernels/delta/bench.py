@@ -1,8 +1,9 @@
 """``python -m hypic_kernels.delta.bench``: layouts of lift, read, a layer, step and conv, on a GPU; JSON lines.
 
 The layer of a large model: 16 key heads, 32 value heads of 128, bfloat16. ``warm`` is a request over 16 cached segments
-(seams of 8 tokens and a tail of 128; ``layer`` has one of 16), ``long`` one row of 16,512 tokens, ``decode`` one token for each of some rows. A
-layout is compared with the reference before it is timed, on the inputs that are timed, and not timed if it is wrong.
+(seams of 8 tokens and a tail of 128), ``long`` one row of 16,512 tokens, ``decode`` one token for each of some rows;
+``layer`` (``bench_layer.py``) does all of a warm request but its convolution. A layout is compared with the reference
+before it is timed, on the inputs that are timed, and not timed if it is wrong.
 Building a layout takes some seconds. Times are per launch within a replayed graph that goes round several sets of
 inputs, as layers of a model do. Bytes are the least there are: each input read once, each output written once.
 """

@@ -67,10 +67,15 @@ class Layer:
     @property
     def num_bytes(self) -> int:
         """Each stored map, token and output once; the states at either end."""
-        stored = self.walk.stored or ()
-        return sum(x.nbytes for x in (*stored, *self.problem.tokens, self.problem.norm.z, self.out)) + 2 * (
-            self.final.nbytes
+        tensors = (
+            *(self.walk.stored or ()),
+            *self.problem.tokens,
+            self.problem.norm.z,
+            self.out,
+            self.final,
+            self.final,
         )
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """Outputs after the norm, and the final states."""

@@ -119,8 +119,8 @@ class ScanConfig(NamedTuple):
     num_warps: int
 
 
-LARGEST_SCAN_KEY = 128
-"""Keys of a head that ``scan`` takes: a stored transition waits in registers."""
+SCAN_CHUNK_SIZES, LARGEST_SCAN_KEY = (16, 32), 128
+"""What ``scan`` has a kernel for: rows that are short, and transitions that can wait in registers."""
 
 
 def scan_candidates(key_dim: int, value_dim: int) -> list[ScanConfig]:

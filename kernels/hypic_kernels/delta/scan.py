@@ -15,6 +15,7 @@ from hypic_kernels.delta.backend import Backend, takes_kernel
 from hypic_kernels.delta.check import NormVariant, ScanVariant
 from hypic_kernels.delta.layout import (
     LARGEST_SCAN_KEY,
+    SCAN_CHUNK_SIZES,
     ScanConfig,
     lift_config,
     scan_config,
@@ -50,8 +51,8 @@ def scan(
 
     Tokens, ``chunks`` and ``rule`` as for ``lift``. ``chains`` as for ``hypic_kernels.compose``: an element of source 0
     is the chunk ``state_index`` (its transition index is not used), one of source 1 the stored map
-    ``stored[0] [P, Hv, K, K]`` by transition index (or ``ZERO``, ``IDENTITY``) and ``stored[1] [P', Hv, K, V]`` by state
-    index; None if there are none. Outputs go to the rows of ``out [N, Hv, V]`` that chunks of chains name, after
+    ``stored[0] [P, Hv, K, K]`` by transition index (or ``ZERO``, ``IDENTITY``) and ``stored[1] [P', Hv, K, V]`` by
+    state index; None if there are none. Outputs go to the rows of ``out [N, Hv, V]`` that chunks of chains name, after
     ``norm``; other rows hold nothing of use where a norm is given, and are left as they are where none is. Returns
     ``before``, written where the chains' ``out_index`` says, and ``final``, at ``final_slots [num_chains]`` int32 (a
     negative one is not written) or by chain. Both may be the pool that ``initial`` is, if no chain writes a slot that
@@ -59,7 +60,7 @@ def scan(
 
     ``precision`` of products with stored maps; those with q, k and v carry float32's digits in any case. ``"auto"``
     takes the kernel for CUDA tensors where its self-check passes, and the reference otherwise, where a gradient or
-    float64 is asked for, and where a head has more than 128 keys.
+    float64 is asked for, and for chunks of 64 and heads of more than 128 keys.
 
     Raises:
         DeltaError: shapes or types do not fit, or a layout cannot be addressed.
@@ -91,9 +92,9 @@ def scan(
     return before, final
 
 
-def serves(key_dim: int) -> bool:
-    """Whether the kernel takes heads of so many keys."""
-    return key_dim <= LARGEST_SCAN_KEY
+def serves(size: int, key_dim: int) -> bool:
+    """Whether there is a kernel for chunks of ``size`` and heads of ``key_dim`` keys."""
+    return size in SCAN_CHUNK_SIZES and key_dim <= LARGEST_SCAN_KEY
 
 
 def _takes_kernel(
@@ -106,16 +107,20 @@ def _takes_kernel(
 ) -> bool:
     (_, k, v, _, _), (chunks, _, stored, initial, out, before, final, _) = tokens, walked
     dtype, maps = state_dtype(*tokens, initial), stored or ()
-    if not serves(k.shape[2]):
+    size, key_dim = chunks.shape[1], k.shape[2]
+    if not serves(size, key_dim):
         if backend == "triton":
-            raise DeltaError(f"scan has a kernel for heads of up to {LARGEST_SCAN_KEY} keys, not {k.shape[2]}.")
+            raise DeltaError(
+                f"scan's kernel takes chunks of {SCAN_CHUNK_SIZES} tokens, heads of up to {LARGEST_SCAN_KEY} keys; it is "
+                f"{size} and {key_dim}; use backend='auto'."
+            )
         return False
     if not takes_kernel(backend, dtype, (*tokens, initial, out, before, final, *maps)):
         return False
     group, is_raw = v.shape[1] // k.shape[1], rule.A_log is not None
     variant = ScanVariant(
-        v.device, v.dtype, out.dtype, tuple(x.dtype for x in maps), initial.dtype, chunks.shape[1], group, k.shape[2],
-        v.shape[2], is_raw, precision, config,
+        v.device, v.dtype, out.dtype, tuple(x.dtype for x in maps), initial.dtype, size, group, key_dim, v.shape[2],
+        is_raw, precision, config,
     )  # fmt: skip
     return backend == "triton" or is_trusted(variant)
 

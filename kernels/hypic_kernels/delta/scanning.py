@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypic_kernels.compose.chains import IDENTITY, Chains
 from hypic_kernels.delta.layout import ScanConfig, padded
-from hypic_kernels.delta.parts import gated, thirds
+from hypic_kernels.delta.parts import gated, halves, thirds
 from hypic_kernels.delta.rule import GatedNorm, ScanPrecision
 from hypic_kernels.launch import Launch, jit, jit_for_any
 
@@ -155,16 +155,15 @@ def _ahead(
 
 
 @jit
-def _parts(matrix: tl.tensor, PRECISION: tl.constexpr) -> tl.tuple:
+def _parts(matrix: tl.tensor, IS_BF16: tl.constexpr, PRECISION: tl.constexpr) -> tl.tuple:
     """A stored transition as the operands of its product."""
-    if PRECISION == "bf16x6":
-        parts = thirds(matrix)
-    elif PRECISION == "bf16x3":
-        first = matrix.to(tl.bfloat16)
-        second = (matrix - first.to(tl.float32)).to(tl.bfloat16)
-        parts = first, second, second
-    else:
+    if IS_BF16 or PRECISION == "ieee" or PRECISION == "tf32x3":
         parts = matrix, matrix, matrix
+    elif PRECISION == "bf16x6":
+        parts = thirds(matrix)
+    else:
+        first, second = halves(matrix)
+        parts = first, second, second
     return parts
 
 
@@ -304,7 +303,7 @@ def _scan(
                 mask=real & (columns < V),
             )  # fmt: skip
         elif STORED:
-            first, second, third = _parts(matrix, PRECISION)
+            first, second, third = _parts(matrix, IS_BF16, PRECISION)
             end_state = tl.where(place >= 0, vector.to(tl.float32), 0.0)
             after = _applied(first, second, third, state, IS_BF16, PRECISION)
             matrix, vector, held = _ahead(

@@ -46,7 +46,7 @@ class Walk:
         wanted = [place // 3 if place % 3 == 1 else NOT_WANTED for place in range(len(rows))]
         source, transition, state = zip(*rows, strict=True) if rows else ((), (), ())
         chains = Chains.of(ends, transition, state, [0, ZERO, 2], source=source, out_index=wanted, device=device)
-        stored = _stored(problem, 4, *map_dtypes) if map_dtypes else None
+        stored = _stored(problem, 4, (map_dtypes[0], map_dtypes[1])) if map_dtypes else None
         slots = torch.tensor([1, 0, -1], dtype=torch.int32, device=device)
         return Walk(chains, stored, problem.states.to(state_dtype), slots, len(problem.q))
 
@@ -59,7 +59,7 @@ class Walk:
         source, transition, state = zip(*rows, strict=True)
         unwanted = [NOT_WANTED] * len(rows)
         chains = Chains.of([0, len(rows)], transition, state, [0], source=source, out_index=unwanted, device=device)
-        stored = _stored(problem, num_segments, torch.float32, torch.float32, seed)
+        stored = _stored(problem, num_segments, (torch.float32, torch.float32), seed)
         slots = torch.zeros(1, dtype=torch.int32, device=device)
         return Walk(chains, stored, problem.states, slots, len(problem.q))
 
@@ -83,11 +83,11 @@ class Walk:
 
 
 def _stored(
-    problem: Problem, count: int, transition_dtype: torch.dtype, state_dtype: torch.dtype, seed: int = 5
+    problem: Problem, count: int, dtypes: tuple[torch.dtype, torch.dtype], seed: int = 5
 ) -> tuple[Tensor, Tensor]:
     """Maps that shrink states a little, so that errors do not grow."""
     draw, (_, heads, key_dim, value_dim) = torch.Generator().manual_seed(seed), problem.states.shape
     transitions = torch.randn(count, heads, key_dim, key_dim, generator=draw) * 0.9 / math.sqrt(key_dim)
     vectors = torch.randn(count, heads, key_dim, value_dim, generator=draw)
     device = problem.q.device
-    return transitions.to(device, transition_dtype), vectors.to(device, state_dtype)
+    return transitions.to(device, dtypes[0]), vectors.to(device, dtypes[1])
