@@ -25,6 +25,7 @@ from hypic_kernels.attention.layout import (
     Precision,
     choose,
     default_config,
+    num_lanes,
     scratch_numbers,
 )
 from hypic_kernels.attention.plan import ChainQueries, Plan, PlanError, PlanSizes, plan_of
@@ -46,6 +47,7 @@ __all__ = [
     "attend_latent",
     "choose",
     "default_config",
+    "num_lanes",
     "plan_of",
     "scratch_numbers",
 ]
@@ -189,7 +191,7 @@ def _run(
     if backend == "auto" and not _may_run(q, keys, values, out):
         backend = "reference"
     if backend != "reference":
-        from hypic_kernels.attention import triton as kernel
+        from hypic_kernels.attention import launching as kernel
 
         config = config or default_config(dims, keys.dtype, plan.tile, kernel.shared_bytes(out.device))
         if plan.tile > config.block_m:
@@ -222,7 +224,7 @@ def _is_right(q: Tensor, keys: Tensor, plan: Plan, out: Tensor, dims: HeadDims, 
             query_dtype=q.dtype,
             out_dtype=out.dtype,
             tile=plan.tile,
-            is_split=plan.num_splits > 1,
+            is_split=plan.is_split,
             is_moved=plan.key_positions is not None,
             config=config,
         )
