@@ -19,9 +19,10 @@ import numpy as np
 from hypic.engine.jobs import Jobs
 from hypic.engine.lookup import ONE_ENCODE, Found, Lookup
 from hypic.engine.plan import Interior, Row
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.request import Encode, Held, Load, Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History

@@ -36,11 +36,28 @@ class Tails:
         self.slots: dict[int, int] = {}
         self.written: dict[int, list[int]] = {}
         self.writes: dict[int, list[int]] = {}
-        self.sources: list[Slots | list[int]] = []
-        self.outputs: list[Slots] = []
-        self.token = self.packed = 0
+        self.histories: list[list[int]] = []
+        self.lengths: list[int] = []
+        self.token = 0
         for chain in chains:
             self._walk(chain)
+
+    def packed(self) -> tuple[Slots, Slots]:
+        """Every row's history and tokens, one row after the other; and where each token's window begins in that."""
+        tokens, rows = np.arange(self.num_tokens), np.arange(len(self.lengths))
+        outputs = tokens + np.repeat(rows * self.width, self.lengths)
+        sources = np.empty(self.num_tokens + len(rows) * self.width, dtype=np.int64)
+        sources[outputs + self.width] = tokens
+        firsts = np.cumsum(self.lengths) - self.lengths + rows * self.width
+        histories = np.asarray(self.histories, dtype=np.int64).reshape(len(rows), self.width)
+        sources[firsts[:, None] + np.arange(self.width)] = histories
+        return sources, outputs
+
+    def tails(self) -> tuple[Slots, Slots]:
+        """Slots whose tails are written, and what becomes of each ``[P, W-1]``; -1 marks the zero row."""
+        width = self.width
+        tails = [tail if len(tail) == width else [-1] * (width - len(tail)) + tail for tail in self.writes.values()]
+        return np.asarray(list(self.writes)), np.asarray(tails, dtype=np.int64).reshape(len(tails), width)
 
     def _stored(self, slot: int, count: int) -> list[int]:
         """The last ``count`` inputs kept in a slot; -1 marks the zero row."""
@@ -57,9 +74,10 @@ class Tails:
             if isinstance(link, InteriorLink):
                 history = self._last(history + self._stored(link.state_slot, min(self.width, link.num_tokens)))
                 continue
-            tokens = range(self.token, self.token + len(link.ids))
-            self._row(history, tokens)
-            recent = list(tokens[max(0, len(tokens) - self.width) :])
+            self.histories.append(history)
+            self.lengths.append(len(link.ids))
+            self.token += len(link.ids)
+            recent = list(range(self.token - min(self.width, len(link.ids)), self.token))
             history = self._last(history + recent)
             if link.fold is not None:
                 done = self._stored(link.fold.state_slot, min(self.width, link.fold.num_done))
@@ -71,22 +89,13 @@ class Tails:
     def _last(self, history: list[int]) -> list[int]:
         return history[len(history) - min(self.width, len(history)) :]
 
-    def _row(self, history: list[int], tokens: range) -> None:
-        self.sources.append(history)
-        self.sources.append(np.arange(tokens.start, tokens.stop))
-        self.outputs.append(np.arange(self.packed, self.packed + len(tokens)))
-        self.packed += self.width + len(tokens)
-        self.token = tokens.stop
-
     def plan(self, to: To) -> ConvPlan:
         zero = self.num_tokens + len(self.slots) * self.width
-        sources = np.concatenate([np.asarray(part, dtype=np.int64) for part in self.sources])
-        writes = [[-1] * (self.width - len(tail)) + tail for tail in self.writes.values()]
-        table = np.asarray(writes, dtype=np.int64).reshape(len(writes), self.width)
+        (sources, outputs), (slots, tails) = self.packed(), self.tails()
         return ConvPlan(
             tail_slots=to(list(self.slots)),
             sources=to(np.where(sources < 0, zero, sources)),
-            outputs=to(np.concatenate(self.outputs)),
-            write_slots=to(list(self.writes)),
-            write_sources=to(np.where(table < 0, zero, table)),
+            outputs=to(outputs),
+            write_slots=to(slots),
+            write_sources=to(np.where(tails < 0, zero, tails)),
         )

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from hypic.engine.batch import is_decode
 from hypic.engine.chain import Chain, RowLink
-from hypic.engine.kernel_batch import TILE, Geometry, Packed, batch_of, packed
-from hypic.engine.kernel_buffer import Bucket, Sent, Spare, padded, resolved
+from hypic.engine.kernel_batch import TILE, Geometry, batch_of, packed
+from hypic.engine.kernel_buffer import Bucket, Sent, Spare, fitted, padding
 from hypic.engine.models import Model
 from hypic.engine.pool import Pool
 
@@ -115,20 +115,25 @@ class Graphs:
         recorded = next((r for r in kept if r.bucket.holds(made.found, made.num_outputs)), None)
         if recorded is None:
             return None
-        self.pool.table.send(rows, [chain.context for chain in chains])
-        recorded.sent.write(self._padded(made, recorded.bucket))
+        if self.geometry.paged:
+            for row, chain in zip(rows, chains, strict=True):
+                self.pool.table.send(row, chain.context, _num_last(chain))
+        recorded.sent.write(fitted(made.found, recorded.bucket))
         recorded.graph.replay()
         self.num_replays += 1
         return recorded.logits[: len(made.found["finals"])], recorded.finite
 
-    def _padded(self, made: Packed, bucket: Bucket) -> dict[str, np.ndarray]:
-        places = resolved(made.found["write_places"], bucket.outputs)
-        spare = Spare(self.pool.spare_token, self.pool.spare_state)
-        return padded(made.found | {"write_places": places}, bucket, spare)
+    def _buffer(self, bucket: Bucket, decodes: bool) -> Sent:
+        """A bucket's buffer: padding, and before it a step to record with."""
+        example = packed([self._example(decodes)], self.geometry, [0]).found
+        spare = Spare(self.pool.spare_token, self.pool.spare_state, self.pool.table.spare_place)
+        sent = Sent(padding(example, bucket, spare), self.pool.device)
+        sent.write(fitted(example, bucket))
+        return sent
 
     def _record(self, bucket: Bucket, decodes: bool, memory: Any, stream: torch.cuda.Stream) -> Recorded:
         """``stream`` is of the pool's device: without one, torch records on the current device, whichever that is."""
-        sent = Sent(self._padded(packed([self._example(decodes)], self.geometry, [0]), bucket), self.pool.device)
+        sent = self._buffer(bucket, decodes)
         stream.wait_stream(torch.cuda.current_stream(self.pool.device))
         with torch.cuda.stream(stream):
             self._forward(sent, bucket, decodes)  # compiles kernels and fills their tables
@@ -140,6 +145,8 @@ class Graphs:
 
     def _forward(self, sent: Sent, bucket: Bucket, decodes: bool) -> tuple[Tensor, Tensor]:
         slots = self.pool.table.flat if self.geometry.paged else None
+        if slots is not None:
+            self.pool.table.write(sent["table_places"], sent["kv_slots"])
         batch = batch_of(sent, bucket.outputs, self.geometry, self.pool, slots, 1 if decodes else TILE)
         hidden, finite = self.model.forward_final(batch.standing_in(batch.final, (), (), decodes), self.pool)
         return self.model.logits(hidden), finite
@@ -150,6 +157,11 @@ class Graphs:
         slots = np.full(count, self.pool.spare_token, dtype=np.int64)
         row = RowLink([0] * count, 0, slots)
         return Chain([row], slots, 0, self.pool.spare_state, wants_logits=True, table_row=0)
+
+
+def _num_last(chain: Chain) -> int:
+    """Tokens of the chain's last row."""
+    return next(len(link.ids) for link in reversed(chain.links) if isinstance(link, RowLink))
 
 
 def _is_recordable(chain: Chain) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypic.engine.batch import Batch, Context, Final, QueryBlock, chain_tokens, contexts_of, final_of, is_decode
 from hypic.engine.chain import Chain, RowLink, To
-from hypic.engine.kernel_arrays import Arrays, Ints, arrays
+from hypic.engine.kernel_arrays import Arrays, Ints, arrays, decode_arrays
 from hypic.engine.kernel_buffer import Sent, resolved
 from hypic.engine.kernel_plan import Counts, kernel_plan
 from hypic.engine.pool import Pool
@@ -53,14 +53,15 @@ def chunk_size_of(chains: Sequence[Chain]) -> int:
 
 def packed(chains: Sequence[Chain], geometry: Geometry, starts: Sequence[int] | None = None) -> Packed:
     """``starts`` say where each chain's token slots lie in a table that the device holds already."""
-    found, num_outputs = arrays(chains, geometry.conv_width, chunk_size_of(chains), geometry.gathers)
-    spans = chain_tokens(chains)
+    spans, decodes = chain_tokens(chains), is_decode(chains)
+    if decodes:
+        found, num_outputs = decode_arrays(chains, geometry.conv_width, chunk_size_of(chains)), len(chains)
+    else:
+        found, num_outputs = arrays(chains, geometry.conv_width, chunk_size_of(chains), geometry.gathers)
     is_dense = [geometry.paged and starts is None and _is_dense(chain) for chain in chains]
     if geometry.paged:
-        found |= _slot_arrays(chains) if starts is None else {"starts": np.asarray(starts, dtype=np.int32)}
-        found |= _tile_arrays(chains, spans, is_dense, found, tile_of(chains))
-    if not len(found["fold_states"]):
-        found = {name: values for name, values in found.items() if not name.startswith("fold_")}
+        found |= _slot_arrays(chains) if starts is None else _table_arrays(spans, found, starts)
+        found |= _tile_arrays(chains, spans, is_dense, found, 1 if decodes else TILE)
     return Packed(found, num_outputs, tuple(span for span, dense in zip(spans, is_dense, strict=True) if dense))
 
 
@@ -123,6 +124,13 @@ def _slot_arrays(chains: Sequence[Chain]) -> dict[str, Ints]:
         turns = [np.arange(len(c.context)) if c.key_positions is None else c.key_positions for c in chains]
         found["key_positions"] = np.concatenate([t[: len(c.context)] for t, c in zip(turns, chains, strict=True)])
     return {name: values.astype(np.int32) for name, values in found.items()}
+
+
+def _table_arrays(spans: Sequence[slice], found: Arrays, starts: Sequence[int]) -> dict[str, Ints]:
+    """Where chains' token slots begin in the table, and where the step's own tokens' go."""
+    begins = np.asarray(starts, dtype=np.int32)
+    owners = np.repeat(begins, [span.stop - span.start for span in spans])
+    return {"starts": begins, "table_places": owners + found["positions"]}
 
 
 def _tile_arrays(
