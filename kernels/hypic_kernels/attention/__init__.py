@@ -17,6 +17,7 @@ from hypic_kernels import available, interpreted
 from hypic_kernels.attention import reference
 from hypic_kernels.attention.check import Variant
 from hypic_kernels.attention.layout import (
+    Chip,
     Choice,
     Config,
     HeadDims,
@@ -25,20 +26,25 @@ from hypic_kernels.attention.layout import (
     Precision,
     choose,
     default_config,
+    most_rows,
     num_lanes,
+    preferred,
     scratch_numbers,
 )
+from hypic_kernels.attention.parts import NO_TILE, most_parts, shared_out
 from hypic_kernels.attention.plan import ChainQueries, Plan, PlanError, PlanSizes, plan_of
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
     "Backend",
     "ChainQueries",
+    "Chip",
     "Choice",
     "Config",
     "HeadDims",
     "LayoutError",
     "Load",
+    "NO_TILE",
     "Plan",
     "PlanError",
     "PlanSizes",
@@ -47,9 +53,12 @@ __all__ = [
     "attend_latent",
     "choose",
     "default_config",
-    "num_lanes",
+    "lanes_of",
+    "most_parts",
+    "most_rows",
     "plan_of",
     "scratch_numbers",
+    "shared_out",
 ]
 
 Backend = Literal["auto", "triton", "reference"]
@@ -120,6 +129,18 @@ def attend_latent(
     rotary_dim = 0 if cos is None else 2 * cos.shape[-1]
     dims = _dims(q, keys, latents, rotary_dim, is_latent=True)
     return _run(q, keys, latents, plan, cos, sin, scale, out, scratch, backend, config, dims)
+
+
+def lanes_of(
+    dims: HeadDims, dtype: torch.dtype, tile: int, num_key_heads: int, device: torch.device, *, turns_once: bool
+) -> int:
+    """Parts of keys that run at once on a device, for ``plan_of`` or a plan that is made elsewhere."""
+    chip = Chip(runs_hopper=False)
+    if device.type == "cuda" and available():
+        from hypic_kernels.attention import launching as kernel
+
+        chip = kernel.chip_of(device)
+    return num_lanes(dims, dtype, tile, preferred(dims, dtype, tile, turns_once, chip)[0], num_key_heads, chip)
 
 
 def _dims(q: Tensor, keys: Tensor, values: Tensor, rotary_dim: int, is_latent: bool) -> HeadDims:
@@ -193,12 +214,13 @@ def _run(
     if backend != "reference":
         from hypic_kernels.attention import launching as kernel
 
-        config = config or default_config(dims, keys.dtype, plan.tile, kernel.shared_bytes(out.device))
-        if plan.tile > config.block_m:
-            raise LayoutError(f"tiles of {plan.tile} tokens do not fit into {config.block_m} rows; plan smaller ones.")
-        if backend == "triton" or _is_right(q, keys, plan, out, dims, config):
-            kernel.attend(q, keys, values, plan, cos, sin, scale, out, dims, config, scratch)
-            return out
+        chip = kernel.chip_of(out.device)
+        for each in [config] if config else preferred(dims, keys.dtype, plan.tile, plan.turns_once, chip):
+            if plan.tile > each.block_m:
+                raise LayoutError(f"tiles of {plan.tile} tokens do not fit into {each.block_m} rows; plan smaller ones.")
+            if backend == "triton" or _is_right(q, keys, plan, out, dims, each):
+                kernel.attend(q, keys, values, plan, cos, sin, scale, out, dims, each, scratch)
+                return out
     reference.attend(q, keys, values, plan, cos, sin, scale, out, dims.is_latent)
     return out
 

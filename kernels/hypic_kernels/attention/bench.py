@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.attention import Choice, Config, HeadDims, Load, choose, default_config
+from hypic_kernels.attention import Chip, Choice, Config, HeadDims, Load, choose, default_config
 from hypic_kernels.attention.check import TOLERANCES
 from hypic_kernels.attention.layout import candidates, hopper_config, num_lanes
 from hypic_kernels.attention.plan import Plan
@@ -57,10 +57,9 @@ class Case:
     def num_keys(self) -> int:
         return sum(work.length for work in self.work)
 
-    def load(self, num_processors: int, shared_bytes: int, capability: int = 90) -> Load:
+    def load(self, chip: Chip) -> Load:
         longest = max(work.length for work in self.work)
-        sizes = (self.num_tokens, len(self.work), longest, self.num_key_heads)
-        return Load(*sizes, num_processors, shared_bytes, capability)
+        return Load(self.num_tokens, len(self.work), longest, self.num_key_heads, chip)
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         heads = self.num_key_heads * self.dims.group
@@ -221,14 +220,14 @@ def measured(work: Workload, run: Callable[[int], None], exact: Tensor, repeats:
     return {"relative_error": error, "first_s": first_s, **timed(work, run, repeats)}
 
 
-def layouts(case: Case, chosen: Choice, dtype: torch.dtype, limit: int, is_whole: bool) -> list[Choice]:
+def layouts(case: Case, chosen: Choice, dtype: torch.dtype, chip: Chip, is_whole: bool) -> list[Choice]:
     """The chosen one, with other numbers of lanes and the other way to turn; then other layouts, with ``is_whole`` all
     that the chip has room for."""
-    config, tile = chosen.config, chosen.tile
+    config, tile, limit = chosen.config, chosen.tile, chip.shared_bytes
     plain = config if not config.hopper else default_config(case.dims, dtype, tile, limit)
     found = [chosen._replace(num_lanes=number) for number in (chosen.num_lanes, 2 * chosen.num_lanes)]
     by_hand = hopper_config(case.dims, dtype, tile)
-    if by_hand is not None:
+    if by_hand is not None and chip.runs_hopper:
         found += [chosen._replace(config=by_hand._replace(num_stages=number)) for number in (1, 2, 3)]
     near = [plain, plain._replace(turns_once=case.dims.rotary_dim > 0), plain._replace(block_n=32, num_stages=4)]
     for other, config in [(tile, config) for config in near] + candidates(case.dims, dtype):
@@ -236,7 +235,7 @@ def layouts(case: Case, chosen: Choice, dtype: torch.dtype, limit: int, is_whole
         is_quick = dtype == torch.float32 or (config.num_stages == 3 and config.block_n > 16)
         fits = config.shared_bytes(case.dims, dtype, limit) <= limit
         if fits and (is_whole or config in near or (is_near and is_quick)):
-            lanes = num_lanes(case.dims, dtype, other, config, case.num_key_heads, 132, limit)
+            lanes = num_lanes(case.dims, dtype, other, config, case.num_key_heads, chip)
             found.append(Choice(min(other, _longest(case)), lanes, config))
     return list(dict.fromkeys(found))
 
@@ -247,17 +246,15 @@ def _longest(case: Case) -> int:
 
 def rows(case: Case, dtype: torch.dtype, peak: Peak, repeats: int, is_whole: bool) -> Iterator[dict[str, Any]]:
     """The floor, the baseline, then layouts: one row of results each."""
-    from hypic_kernels.attention.launching import shared_bytes
+    from hypic_kernels.attention.launching import chip_of
 
     work = Workload.random(case, dtype)
-    exact, limit = work.problem.solve(), shared_bytes(work.out.device)
+    exact, chip = work.problem.solve(), chip_of(work.out.device)
     chains = Gathered.of(work.problem.plan, case.work)
     yield {"name": "floor", "floor_us": round(peak.floor_s(case, dtype) * 1e6, 1)}
     yield {"name": "sdpa", **measured(work, lambda layer: work.run_sdpa(layer, chains), exact, repeats)}
-    about = torch.cuda.get_device_properties(work.out.device)
-    load = case.load(about.multi_processor_count, limit, about.major * 10 + about.minor)
-    chosen = choose(case.dims, dtype, load)
-    for choice in layouts(case, chosen, dtype, limit, is_whole):
+    chosen = choose(case.dims, dtype, case.load(chip))
+    for choice in layouts(case, chosen, dtype, chip, is_whole):
         plan = work.problem.planned(choice.tile, choice.num_lanes)
 
         def run(layer: int, plan: Plan = plan, config: Config = choice.config) -> None:

@@ -14,7 +14,7 @@ import triton
 from torch import Tensor
 
 from hypic_kernels.attention.combine import combine
-from hypic_kernels.attention.layout import Config, HeadDims, pieces, scratch_numbers
+from hypic_kernels.attention.layout import Chip, Config, HeadDims, pieces, scratch_numbers
 from hypic_kernels.attention.plan import Plan
 from hypic_kernels.attention.triton import _attend
 from hypic_kernels.attention.turn import ready_keys, turn
@@ -24,12 +24,23 @@ _LOG2_E = 1.4426950408889634
 
 
 @functools.cache
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may take."""
+def chip_of(device: torch.device) -> Chip:
+    """A device as layouts see it; the interpreter has room for all."""
     if device.type != "cuda":
-        return 1 << 30
+        return Chip(shared_bytes=1 << 30, runs_hopper=False)
     index = torch.cuda.current_device() if device.index is None else device.index
-    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+    about = triton.runtime.driver.active.utils.get_device_properties(index)
+    is_hopper = torch.cuda.get_device_capability(index) == (9, 0) and _has_gluon()
+    return Chip(int(about["multiprocessor_count"]), int(about["max_shared_mem"]), is_hopper)
+
+
+def _has_gluon() -> bool:
+    """Whether this Triton has what ``hopper.py`` is written in."""
+    try:
+        from hypic_kernels.attention import hopper
+    except ImportError:
+        return False
+    return hopper is not None
 
 
 def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> dict[str, Any]:

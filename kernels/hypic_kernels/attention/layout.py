@@ -150,6 +150,14 @@ class Choice(NamedTuple):
     config: Config
 
 
+class Chip(NamedTuple):
+    """What layouts depend on: multiprocessors, shared memory that a program may take, and whether ``hopper.py`` runs."""
+
+    num_processors: int = 132
+    shared_bytes: int = SHARED_BYTES[90]
+    runs_hopper: bool = True
+
+
 @dataclass(frozen=True)
 class Load:
     """What is known of a case beforehand: sizes, the longest chain in keys, and the chip."""
@@ -158,9 +166,7 @@ class Load:
     num_chains: int
     num_keys: int
     num_key_heads: int
-    num_processors: int = 132
-    shared_bytes: int = SHARED_BYTES[90]
-    capability: int = 90
+    chip: Chip = Chip()
 
     @property
     def tokens_per_chain(self) -> int:
@@ -168,25 +174,33 @@ class Load:
 
 
 def choose(dims: HeadDims, dtype: torch.dtype, load: Load) -> Choice:
-    """Tile, parts and layout for a case, from sizes alone; the same for any contents."""
-    rows = min(padded(load.tokens_per_chain * dims.group), most_rows(dims, dtype, load.shared_bytes))
+    """Tile, lanes and layout for a case, from sizes alone; the same for any contents."""
+    chip = load.chip
+    rows = min(padded(load.tokens_per_chain * dims.group), most_rows(dims, dtype, chip.shared_bytes))
     tile = max(1, min(load.tokens_per_chain, rows // dims.group))
-    config = default_config(dims, dtype, tile, load.shared_bytes)
-    by_hand = hopper_config(dims, dtype, tile) if load.capability == 90 else None
-    turns_once = dims.rotary_dim > 0 and load.tokens_per_chain >= tile * TILES_TO_TURN_ONCE
-    config = by_hand or config._replace(turns_once=turns_once)
-    lanes = num_lanes(dims, dtype, tile, config, load.num_key_heads, load.num_processors, load.shared_bytes)
-    return Choice(tile, lanes, config)
+    is_read_often = load.tokens_per_chain >= tile * TILES_TO_TURN_ONCE
+    config = preferred(dims, dtype, tile, is_read_often or _takes_hopper(dims, dtype, tile, chip), chip)[0]
+    return Choice(tile, num_lanes(dims, dtype, tile, config, load.num_key_heads, chip), config)
 
 
-def num_lanes(
-    dims: HeadDims, dtype: torch.dtype, tile: int, config: Config, num_key_heads: int, num_processors: int, limit: int
-) -> int:
+def preferred(dims: HeadDims, dtype: torch.dtype, tile: int, turns_once: bool, chip: Chip) -> list[Config]:
+    """Layouts for a plan, the better first; ``turns_once`` as in ``Plan``."""
+    by_hand = hopper_config(dims, dtype, tile) if chip.runs_hopper and (turns_once or not dims.rotary_dim) else None
+    plain = default_config(dims, dtype, tile, chip.shared_bytes)
+    plain = plain._replace(turns_once=turns_once and dims.rotary_dim > 0)
+    return [plain] if by_hand is None else [by_hand, plain]
+
+
+def _takes_hopper(dims: HeadDims, dtype: torch.dtype, tile: int, chip: Chip) -> bool:
+    return chip.runs_hopper and hopper_config(dims, dtype, tile) is not None
+
+
+def num_lanes(dims: HeadDims, dtype: torch.dtype, tile: int, config: Config, num_key_heads: int, chip: Chip) -> int:
     """Parts that run at once: programs that there is room for, over those that one part takes."""
     blocks = -(-dims.group // config.num_heads(tile, dims.group)) * num_key_heads
-    room = (limit + RESERVED_BYTES) // (config.shared_bytes(dims, dtype, limit) + RESERVED_BYTES)
-    at_once = max(1, min(room, MOST_WARPS // config.num_warps))
-    return max(1, num_processors * at_once // blocks)
+    taken = config.shared_bytes(dims, dtype, chip.shared_bytes) + RESERVED_BYTES
+    at_once = max(1, min((chip.shared_bytes + RESERVED_BYTES) // taken, MOST_WARPS // config.num_warps))
+    return max(1, chip.num_processors * at_once // blocks)
 
 
 def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: int) -> Config:

@@ -141,12 +141,13 @@ def plan_of(
     needed = PlanSizes(
         sum(len(c.slots) for c in links), len(links), sum(len(c.positions) for c in links), len(tiles), len(parts.tile)
     )
+    is_split = num_lanes > 0 and (sizes is not None or len(parts.tile) > len(tiles))
     sizes = sizes or PlanSizes(*(max(1, number) for number in needed))
     sizes = sizes if sizes.num_parts else sizes._replace(num_parts=most_parts(sizes.num_tiles, num_lanes))
     if any(number > room for number, room in zip(needed, sizes, strict=True)):
         raise PlanError(f"chains of {needed} do not fit into {sizes}; ask for more room.")
     sections = _Sections.of(sizes, any(chain.key_positions is not None for chain in links))
-    return _on_device(_filled(links, tiles, parts, sections, torch.device(device)), sections, tile, num_lanes > 0)
+    return _on_device(_filled(links, tiles, parts, sections, torch.device(device)), sections, tile, is_split)
 
 
 class _Sections(NamedTuple):

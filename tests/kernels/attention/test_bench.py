@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.attention import Choice, Config, HeadDims, bench, choose
+from hypic_kernels.attention import Chip, Choice, Config, HeadDims, bench, choose
 from hypic_kernels.attention.bench import ALL_CASES as CASES
 from hypic_kernels.attention.bench import Case, Gathered, Workload, warm
-from hypic_kernels.attention.layout import SHARED_BYTES
 from hypic_kernels.attention.problem import Work
 from hypic_kernels.trust import relative_error
 
@@ -54,18 +53,18 @@ def test_the_kernel_is_called_right() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_chosen_layout_is_measured_first(name: str) -> None:
-    case, limit = CASES[name], SHARED_BYTES[90]
-    chosen = choose(case.dims, torch.bfloat16, case.load(132, limit))
-    found = bench.layouts(case, chosen, torch.bfloat16, limit, is_whole=False)
+    case, chip = CASES[name], Chip()
+    chosen = choose(case.dims, torch.bfloat16, case.load(chip))
+    found = bench.layouts(case, chosen, torch.bfloat16, chip, is_whole=False)
     assert found[0] == chosen and len(set(found)) == len(found) > 3
-    assert all(choice.config.shared_bytes(case.dims, torch.bfloat16, limit) <= limit for choice in found)
+    assert all(choice.config.shared_bytes(case.dims, torch.bfloat16, chip.shared_bytes) <= chip.shared_bytes for choice in found)
 
 
 def test_choices() -> None:
     """Many rows take large tiles; few programs take parts, many none."""
 
     def chosen(name: str) -> Choice:
-        return choose(CASES[name].dims, torch.bfloat16, CASES[name].load(132, SHARED_BYTES[90]))
+        return choose(CASES[name].dims, torch.bfloat16, CASES[name].load(Chip()))
 
     assert chosen("decode-64").tile == 1 and chosen("decode-64").config.block_m == 16
     assert chosen("full").config.turns_once and not chosen("decode-64").config.turns_once

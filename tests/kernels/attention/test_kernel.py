@@ -255,9 +255,9 @@ def gpu_problem(dims: HeadDims, dtype: torch.dtype, tile: int, num_lanes: int = 
 
 
 def room() -> int:
-    from hypic_kernels.attention.launching import shared_bytes
+    from hypic_kernels.attention.launching import chip_of
 
-    return shared_bytes(torch.device("cuda"))
+    return chip_of(torch.device("cuda")).shared_bytes
 
 
 def wrong_layouts(dims: HeadDims, dtype: torch.dtype, layouts: list[tuple[int, Config]]) -> dict[object, float]:
