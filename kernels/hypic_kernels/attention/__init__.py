@@ -51,6 +51,7 @@ __all__ = [
     "Precision",
     "attend",
     "attend_latent",
+    "chip_of",
     "choose",
     "default_config",
     "lanes_of",
@@ -131,15 +132,19 @@ def attend_latent(
     return _run(q, keys, latents, plan, cos, sin, scale, out, scratch, backend, config, dims)
 
 
-def lanes_of(
-    dims: HeadDims, dtype: torch.dtype, tile: int, num_key_heads: int, device: torch.device, *, turns_once: bool
-) -> int:
-    """Parts of keys that run at once on a device, for ``plan_of`` or a plan that is made elsewhere."""
-    chip = Chip(runs_hopper=False)
-    if device.type == "cuda" and available():
-        from hypic_kernels.attention import launching as kernel
+def chip_of(device: torch.device) -> Chip:
+    """A device as layouts see it; one that runs no kernels as any other."""
+    if device.type != "cuda" or not available():
+        return Chip(runs_hopper=False)
+    from hypic_kernels.attention import launching as kernel
 
-        chip = kernel.chip_of(device)
+    return kernel.chip_of(device)
+
+
+def lanes_of(
+    dims: HeadDims, dtype: torch.dtype, tile: int, num_key_heads: int, chip: Chip, *, turns_once: bool
+) -> int:
+    """Parts of keys that run at once, for ``plan_of`` or a plan that is made elsewhere."""
     return num_lanes(dims, dtype, tile, preferred(dims, dtype, tile, turns_once, chip)[0], num_key_heads, chip)
 
 
