@@ -38,6 +38,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.kernel_buffer",),
     ("hypic.engine.kernel_plan",),
     ("hypic.engine.batch",),
+    ("hypic.engine.kernel_tiles",),
     ("hypic.engine.kernel_batch",),
     ("hypic.engine.fingerprint",),
     ("hypic.engine.weights",),
