@@ -28,7 +28,7 @@ MIN_SPLIT_KEYS = 128
 @dataclass(frozen=True)
 class Geometry:
     """What packing must know of a model: ``paged`` if every full-attention layer reads pages by kernel; ``gathers`` if
-    interiors are moved before they are read."""
+    interiors are moved before they are read, rather than as they are."""
 
     conv_width: int
     num_kv_heads: int

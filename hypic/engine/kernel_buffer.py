@@ -64,7 +64,7 @@ class Bucket:
             **dict.fromkeys(interiors, self.interiors),
             **dict.fromkeys(("tile_chain", "tile_first", "tile_count"), self.tiles),
             "chunks": self.chunks,
-            "elements": self.elements,
+            **dict.fromkeys(("elements", "element_turns"), self.elements),
             "cu_elements": self.chains + 1,
         }
 

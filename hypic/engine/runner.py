@@ -132,7 +132,8 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
     if not wanted or layout.state_dtype != torch.float32:
         return None
     num_kv_heads = max((shape.num_kv_heads for shape in layout.attention), default=1)
-    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, model.linear_rotary is not None)
+    gathers = model.linear_rotary is not None and any(shape.transition != "head" for shape in layout.linear)
+    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, gathers)
 
 
 def path_of(geometry: Geometry | None, device: torch.device) -> str:

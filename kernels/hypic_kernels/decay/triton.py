@@ -65,12 +65,12 @@ def _lift(
     num_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     program, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
     chunk, head = program // H, program % H
-    token, real = places_of(chunks + tl.cast(chunk, tl.int64) * C, N, C)
-    if tl.max(real.to(tl.int32), axis=0) > 0:
-        decay = tl.load(g + token * g_token + head * g_head, mask=real, other=0.0).to(tl.float32)
+    tokens, is_token = places_of(chunks + tl.cast(chunk, tl.int64) * C, N, C)
+    if tl.max(is_token.to(tl.int32), axis=0) > 0:
+        decay = tl.load(g + tokens * g_token + head * g_head, mask=is_token, other=0.0).to(tl.float32)
         remaining = tl.exp(tl.sum(spread_of(decay, C), axis=0))
         tl.store(transition + program, tl.exp(tl.sum(decay, axis=0)), mask=block == 0)
-        token, real = token[:, None], real[:, None]
+        token, real = tokens[:, None], is_token[:, None]
         columns = block * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
         value = _values(v, token * v_token + head * v_head, columns, real, V, SILU) * remaining[:, None]
         rows = k + token * k_token + (head // GROUP) * k_head
@@ -127,11 +127,11 @@ def _read(
     num_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     program, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
     chunk, head = program // H, program % H
-    token, real = places_of(chunks + tl.cast(chunk, tl.int64) * C, N, C)
-    if tl.max(real.to(tl.int32), axis=0) > 0:
-        decay = tl.load(g + token * g_token + head * g_head, mask=real, other=0.0).to(tl.float32)
+    tokens, is_token = places_of(chunks + tl.cast(chunk, tl.int64) * C, N, C)
+    if tl.max(is_token.to(tl.int32), axis=0) > 0:
+        decay = tl.load(g + tokens * g_token + head * g_head, mask=is_token, other=0.0).to(tl.float32)
         growth = tl.exp(tl.cumsum(decay, axis=0))[:, None]
-        token, real = token[:, None], real[:, None]
+        token, real = tokens[:, None], is_token[:, None]
         columns = block * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
         q_rows = q + token * q_token + (head // GROUP) * q_head
         k_rows = k + token * k_token + (head // GROUP) * k_head
