@@ -25,7 +25,7 @@ SHORT_ROW = 48
 @dataclass(frozen=True)
 class Geometry:
     """What packing must know of a model: ``paged`` if every full-attention layer reads pages by kernel, in tiles as
-    ``tiling`` says; ``gathers`` if interiors are moved before they are read."""
+    ``tiling`` says; ``gathers`` if interiors are moved before they are read, rather than as they are."""
 
     conv_width: int
     paged: bool

@@ -75,7 +75,7 @@ class Bucket:
             **dict.fromkeys(PART_ARRAYS, self.parts),
             **dict.fromkeys((f"final_{name}" for name in PART_ARRAYS), self.final_parts),
             "chunks": self.chunks,
-            "elements": self.elements,
+            **dict.fromkeys(("elements", "element_turns"), self.elements),
             "cu_elements": self.chains + 1,
         }
 

@@ -159,8 +159,9 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
     wanted = kernels == "on" or (kernels == "auto" and device.type == "cuda" and hypic_kernels.available())
     if not wanted or layout.state_dtype != torch.float32:
         return None
+    gathers = model.linear_rotary is not None and any(shape.transition != "head" for shape in layout.linear)
     tiling = tiling_of(model.heads, layout.dtype, device)
-    return Geometry(layout.conv_width, model.is_paged, model.linear_rotary is not None, tiling)
+    return Geometry(layout.conv_width, model.is_paged, gathers, tiling)
 
 
 def path_of(geometry: Geometry | None, device: torch.device) -> str:
