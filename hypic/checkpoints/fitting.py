@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hypic.config import EngineConfig
-from hypic.engine import runner
-from hypic.engine.pool import Kept, Need, reserve, split
+from hypic.engine.sizing import Kept, Need, context_within, reserve, split_of
 from hypic.errors import ConfigError
 from hypic.types import Policy
 
@@ -58,11 +57,10 @@ def fit_alike(kept: Kept, longest: int, num_tokens: int, config: EngineConfig) -
 
 def _fit(kept: Kept, longest: int, config: EngineConfig, held: Callable[[Need], int]) -> Fit:
     budget, size, seam = config.memory_bytes(0), config.page_size, config.policy.seam
-    context = runner.context_within(config, longest, budget, kept.token_bytes)
     try:
-        whole = split(kept, budget, size, context, config.max_running, config.typical_segment_tokens)
+        context, whole = split_of(kept, longest, budget, config)
     except ConfigError as error:
-        return Fit(budget, context=context, refusal=str(error))
+        return Fit(budget, context=context_within(config, longest, budget, kept.token_bytes), refusal=str(error))
     kept_back = reserve(size, context, config.max_running)
     spare = Need(whole.pages - kept_back.pages, transitions=whole.transitions - kept_back.transitions)
     # Beside the last one lie the rows of the request that warms it, and its seam.

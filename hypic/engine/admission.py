@@ -13,15 +13,17 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from hypic.engine.jobs import Jobs
 from hypic.engine.lookup import ONE_ENCODE, Found, Lookup
 from hypic.engine.plan import Interior, Row
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.request import Encode, Held, Load, Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
@@ -114,7 +116,7 @@ class Admission:
         slots = held.slots[:length].copy()
         pages = self.pool.pages_of(slots)
         self.pool.share_pages(pages)
-        own = len(set(pages) & set(held.pages))
+        own = len(set(held.pages).intersection(pages))
         num_bytes = self.pool.layout.state_bytes + own * self.pool.page_bytes
         taken = CachedSegment(digest, request.head(length), slots, tuple(pages), state_slot, None, num_bytes)
         taken.num_own, taken.is_forgotten = own * self.pool.page_size, request.is_forgotten
@@ -135,7 +137,7 @@ class Admission:
         if not fits or not self.store.make_room(need):
             return False
         self._hold(request, found, need.pages, in_pieces=False)
-        self._ask(request, found.choices, found.bases)
+        self._ask(request, found.choices, found.bases, found.entries)
         return True
 
     def _place_in_pieces(self, request: Request, found: Found) -> bool:
@@ -195,13 +197,20 @@ class Admission:
                 held.slots[first : first + count] = own[held.num_own : held.num_own + count]
                 held.num_own += count
 
-    def _ask(self, request: Request, choices: Mapping[bytes, Choice], bases: Mapping[bytes, CachedSegment]) -> None:
-        """Interiors in prompt order: pin those that are there, begin to make the others, until slots run out."""
+    def _ask(
+        self,
+        request: Request,
+        choices: Mapping[bytes, Choice],
+        bases: Mapping[bytes, CachedSegment],
+        entries: Mapping[bytes, CachedSegment] = MappingProxyType({}),
+    ) -> None:
+        """Interiors in prompt order: pin those that are there, begin to make the others, until slots run out. Of
+        ``entries`` token ids were compared already."""
         held, encodes = request.held, list[Encode]()
         assert held is not None, "asked for a request that holds nothing"
         while held.wanted:
             span = held.wanted[0]
-            entry = self._there(request, span) or self._made(request, span, choices, bases, encodes)
+            entry = self._there(request, span, entries) or self._made(request, span, choices, bases, encodes)
             if entry is None:
                 break
             held.wanted.popleft()
@@ -218,12 +227,16 @@ class Admission:
         if self.jobs.away is not None and encodes and not request.stays:
             self.jobs.away.offer(encodes)
 
-    def _there(self, request: Request, span: Interior) -> CachedSegment | None:
+    def _there(
+        self, request: Request, span: Interior, entries: Mapping[bytes, CachedSegment]
+    ) -> CachedSegment | None:
         """An entry that is there or being made, pinned; pages that were kept for it are given back."""
         held, key = request.held, span.key
         assert held is not None, "asked for a request that holds nothing"
         known, job = held.entries.get(key), self.jobs.find(key)
-        entry = known or (job.entry if job else self.store.get(key, request.plan.ids_of(span)))
+        entry = known or (job.entry if job else entries.get(key))
+        if entry is None:
+            entry = self.store.get(key, request.plan.ids_of(span))
         if entry is not None and held.in_pieces:
             self.pool.drop_pages(_taken(held.spare, self.jobs.need(span).pages))
         if entry is None or known is not None:

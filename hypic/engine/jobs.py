@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from hypic.engine.plan import Interior
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.request import Encode, Load, Request
 from hypic.engine.segment import CachedSegment, Label
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from hypic.engine.jobs import Jobs
 from hypic.engine.plan import Interior, Mark
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import is_over
 from hypic.engine.store.history import History
@@ -102,6 +103,7 @@ class Lookup:
     def _fresh(self, entry: CachedSegment | None) -> CachedSegment | None:
         """An entry, unless its time is over."""
         if entry is not None and is_over(entry):
+            self.history.expired(entry.key)
             self.store.forget(entry)
             return None
         return entry

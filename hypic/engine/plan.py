@@ -7,11 +7,10 @@ answer is one too. What the caches hold only decides which spans must still be c
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from hypic.engine.segment import Identity, Label, label_of
 from hypic.errors import PromptError
@@ -135,7 +134,7 @@ class Plan:
 
 def _live(ids: Sequence[int]) -> bytes:
     """Live tokens in the running hash; borders between runs leave no trace."""
-    return np.asarray(ids, dtype="<i4").tobytes()
+    return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def _entry(key: bytes) -> bytes:
@@ -192,7 +191,7 @@ class Later:
 class _Builder:
     policy: Policy
     identity: Identity
-    ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
     spans: list[Row | Interior] = field(default_factory=list)
     segments: list[PlannedSegment] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -201,48 +200,55 @@ class _Builder:
 
     def live(self, piece: Piece, digest: Any) -> None:
         if piece.namespaces:
-            self.live_spaces.append((len(self.ids), piece.namespaces))
+            self.live_spaces.append((self.num_tokens, piece.namespaces))
             self.spaces |= piece.namespaces
         digest.update(_live(piece.ids[:-1]))
         if piece.is_answer and len(piece.ids) > 1:
-            position = len(self.ids) + len(piece.ids) - 1
+            position = self.num_tokens + len(piece.ids) - 1
             self.marks.append(Mark(position, _named(digest, self.spaces), is_taken=False))
         digest.update(_live(piece.ids[-1:]))
-        self.row(piece.ids)
+        self.row(len(piece.ids))
 
-    def row(self, ids: Sequence[int]) -> None:
-        start = len(self.ids)
-        if not ids:
+    def row(self, num_tokens: int) -> None:
+        if not num_tokens:
             return
-        self.ids += ids
+        start = self.num_tokens
+        self.num_tokens += num_tokens
         if self.spans and isinstance(self.spans[-1], Row):
             start = self.spans.pop().start
-        self.spans.append(Row(start, len(self.ids)))
+        self.spans.append(Row(start, self.num_tokens))
 
     def segment(self, piece: Piece, digest: Any, later: Later) -> None:
         assert piece.segment is not None, "only pieces with a segment come here"
-        reason, origin = _live_reason(piece, self.policy, later), len(self.ids)
+        reason, origin = _live_reason(piece, self.policy, later), self.num_tokens
         self.spaces.add(piece.segment.namespace)
         if reason:
             self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, (), reason))
             digest.update(_live(piece.ids))
-            self.row(piece.ids)
+            self.row(len(piece.ids))
             return
         done, keys = 0, list[bytes]()
         for start, stop in self.policy.interiors(len(piece.ids), piece.segment.seam):
             keys.append(self._key(piece, start, stop))
             digest.update((_later(done) if done else b"") + _entry(keys[-1]))
-            self.row(piece.ids[done:start])
-            self.ids += piece.ids[start:stop]
+            self.row(start - done)
+            self.num_tokens += stop - start
             self.spans.append(Interior(origin + start, origin + stop, origin, len(self.segments), keys[-1]))
             done = stop
         digest.update(_live(piece.ids[done:]))
-        self.row(piece.ids[done:])
+        self.row(len(piece.ids) - done)
         self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys)))
 
     def _key(self, piece: Piece, start: int, stop: int) -> bytes:
         assert piece.segment is not None, "only segments have entries"
         return self.identity.key(piece.ids[:stop], start, piece.segment.namespace, self.policy.deterministic)
+
+
+def _joined(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    ids: list[int] = []
+    for piece in pieces:
+        ids += piece.ids
+    return tuple(ids)
 
 
 def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
@@ -264,7 +270,7 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
             builder.segment(piece, digest, Later(num_segments - len(builder.segments) - 1, num_later))
         ends = piece.ends_message or (policy.reuse == "prefix" and piece.segment is not None)
         if ends and num_later and isinstance(builder.spans[-1], Row):
-            builder.marks.append(Mark(len(builder.ids), _named(digest, builder.spaces)))
+            builder.marks.append(Mark(builder.num_tokens, _named(digest, builder.spaces)))
     marks = () if policy.reuse == "none" else tuple(builder.marks)
     spaces = tuple(builder.live_spaces)
-    return Plan(tuple(builder.ids), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest)
+    return Plan(_joined(pieces), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest)

@@ -94,7 +94,8 @@ class Request:
 
     def head(self, length: int) -> tuple[int, ...]:
         """The first ``length`` tokens of prompt and answer."""
-        return (*self.prompt.ids, *self.generated)[:length]
+        num_prompt = len(self.prompt.ids)
+        return self.prompt.ids[:length] + tuple(self.generated[: max(0, length - num_prompt)])
 
     def restart(self) -> None:
         """Begin again, with what was generated as the end of the prompt; a deterministic request takes the very

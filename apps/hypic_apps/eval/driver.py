@@ -19,7 +19,7 @@ from hypic.engine import plan, weights
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import SampledToken, Sampler, SamplingState
+from hypic.engine.sampler import Choice, Sampler, SamplingState
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.work import Work
 from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams
@@ -44,21 +44,20 @@ class Noting(Sampler):
         self.forced: dict[str, Sequence[int]] = {}
         self.rows: dict[str, list[Tensor]] = {}
 
-    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+    def choose(self, logits: Tensor, states: Sequence[SamplingState]) -> Choice:
         """As ``Sampler``; ``asked`` names the request of each row."""
         for id, row in zip(self.asked, logits.float().log_softmax(-1).cpu(), strict=True):
             self.rows.setdefault(id, []).append(row)
-        free = [number for number, id in enumerate(self.asked) if id not in self.forced]
-        chosen = iter(super().sample(logits[free], [states[number] for number in free]) if free else ())
-        return [
-            self._told(id, state) if id in self.forced else next(chosen)
-            for id, state in zip(self.asked, states, strict=True)
-        ]
+        choice = super().choose(logits, states)
+        ids = [self._told(id, state) for id, state in zip(self.asked, states, strict=True)]
+        if all(id is None for id in ids):
+            return choice
+        told = torch.tensor([-1 if id is None else id for id in ids], device=logits.device)
+        chosen, finite, *others = choice.tensors
+        return Choice(states, (torch.where(told < 0, chosen, told), finite | (told >= 0), *others))
 
-    def _told(self, id: str, state: SamplingState) -> SampledToken:
-        token = self.forced[id][len(state.generated_ids)]
-        state.append(token)
-        return SampledToken(token)
+    def _told(self, id: str, state: SamplingState) -> int | None:
+        return self.forced[id][len(state.generated_ids)] if id in self.forced else None
 
 
 class Driven(Engine):
@@ -67,8 +66,11 @@ class Driven(Engine):
     noting: Noting
     watch_step: Callable[[Work], None] | None = None
 
-    def settle(self, work: Work, result: StepResult) -> list[Emission]:
+    def choose(self, work: Work, logits: Tensor) -> Choice:
         self.noting.asked = [run.request.id for run in work.requests if run.chain.wants_logits]
+        return super().choose(work, logits)
+
+    def settle(self, work: Work, result: StepResult) -> list[Emission]:
         if self.watch_step is not None:
             self.watch_step(work)
         return super().settle(work, result)
