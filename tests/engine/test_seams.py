@@ -13,7 +13,7 @@ import pytest
 
 from hypic.engine.plan import Interior, Piece, make
 from hypic.engine.segment import Identity
-from hypic.errors import ConfigError
+from hypic.errors import ConfigError, StoreFull
 from hypic.types import Policy, Segment
 from tests.checkpoints import random_ids
 from tests.engine.faults import FAULTS, cases
@@ -239,6 +239,15 @@ def test_many_interiors_run_in_pieces_where_memory_is_small(bench: Make, checkpo
         answer = engine.ask(prompt(), policy)
         assert answer.error_to(expected(checkpoints, "qwen", "every")) < TOLERANCE["float64"]
     engine.assert_sound()
+
+
+def test_warming_more_interiors_than_memory_holds_is_refused(bench: Make) -> None:
+    """Nothing is run between them that would give back what the first ones hold."""
+    engine, policy = bench("qwen", sizes=(64, 4, 2)), KNOBS["every"][0]
+    with pytest.raises(StoreFull, match="3 transition slots"):
+        engine.add([seg(50, 2), live(1, 9)], policy, warm=True)
+    assert engine.ask([seg(50, 2), live(1, 9)], policy).outcomes == ["encoded"]
+    assert engine.ask([seg(21, 3), live(1, 9)], policy, warm=True).outcomes == ["encoded"]
 
 
 def test_a_text_that_grows_goes_on_from_its_entry(bench: Make, checkpoints: Checkpoints) -> None:
