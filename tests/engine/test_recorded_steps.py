@@ -120,6 +120,19 @@ def test_what_is_read_back_together_comes_apart_as_it_was(num_flags: int) -> Non
         assert found.dtype == expected.dtype and torch.equal(found, expected)
 
 
+@pytest.mark.gpu
+def test_what_a_gpu_is_at_is_read_back_once_it_is_done() -> None:
+    numbers = torch.arange(6, device="cuda").view(2, 3)
+    torch.cuda._sleep(200_000_000)  # cycles: the host is here long before
+    flags, doubled = numbers % 2 == 0, numbers * 2
+    read_back = ReadBack([flags, doubled, numbers.half()])
+    assert not read_back.has_come
+    found = read_back.wait()
+    assert read_back.has_come and not any(tensor.is_cuda for tensor in found)
+    assert torch.equal(found[0], torch.arange(6).view(2, 3) % 2 == 0) and found[1].tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert found[2].dtype == torch.float16 and found[2].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
 # -- what a step costs the host --------------------------------------------------------------------------------------
 
 READS = ("cpu", "item", "tolist", "__bool__", "__int__", "__float__", "__index__")
