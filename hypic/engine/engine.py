@@ -138,7 +138,9 @@ class Engine:
             self._begin(task)
 
     def _begin(self, task: Task) -> None:
-        planned = plan.make(task.pieces, task.policy, self.runner.identity)
+        # What is warmed is not the end of a prompt.
+        policy = task.policy.with_(live_last=0) if task.warm else task.policy
+        planned = plan.make(task.pieces, policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
         request.stays, request.is_trial = task.stays, task.is_trial
@@ -241,10 +243,12 @@ class Engine:
             if key in self.kept and is_over(self.kept[key]):  # which a look-up may have dropped already
                 self.store.unpin(self.kept.pop(key))
             entry = self.store.find(key)
-            if entry is not None and is_over(entry):
-                self.store.forget(entry)
-            elif entry is not None:
+            if entry is not None and not is_over(entry):
                 expiry.watch(entry)  # the time was that of an older entry of the same text
+                continue
+            self.admission.history.expired(key)
+            if entry is not None:
+                self.store.forget(entry)
         return None if expiry.next_s is None else expiry.next_s - now_s
 
     # -- one answer --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hypic.engine.chain import ZERO_SLOT, Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.conv_plan import Tails
 from hypic.engine.segment import Slots
-from hypic_kernels.compose import IDENTITY, NOT_WANTED, ZERO
+from hypic_kernels.compose import IDENTITY, NOT_WANTED, STILL, ZERO
 from hypic_kernels.conv import NOTHING
 
 Ints = NDArray[np.int32]
@@ -27,7 +27,8 @@ REPLACED = {"addition": IDENTITY, "last": ZERO}
 class Elements:
     """The chains of maps of one step, in order; built link by link.
 
-    Interiors are named by their slots, or, where they are gathered (and moved) first, by their number.
+    Interiors are named by their slots, or, where they are gathered (and moved) first, by their number; ``turns`` are
+    these numbers, by which rotations of interiors are found that are read where they are stored.
     """
 
     chunk_size: int
@@ -62,6 +63,12 @@ class Elements:
             self.folds.append((link.fold, own))
         if link.snapshot_slot is not None:
             self.snapshots.append((chain, len(self.rows), link.snapshot_slot))
+
+    @property
+    def turns(self) -> Ints:
+        """Of every element, the number of its interior, in the order of the chains; chunks stand still."""
+        is_interior = np.asarray(self.rows).reshape(-1, 4)[:, 0] == 1
+        return np.where(is_interior, np.cumsum(is_interior) - 1, STILL)
 
     def wanted(self) -> tuple[int, dict[tuple[int, int], int]]:
         """Rows of states that the scan gives before elements, and which of them (or ``-1 - chain``: the chain's final)
@@ -98,6 +105,7 @@ def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: b
         "chunks": chunks,
         "token_chunks": inverse,
         "elements": np.asarray(elements.rows).reshape(-1, 4),
+        "element_turns": elements.turns,
         "cu_elements": elements.ends,
         "initial_slots": [chain.initial_slot for chain in chains],
         "final_slots": [chain.final_slot for chain in chains],

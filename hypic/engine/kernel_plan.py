@@ -34,6 +34,8 @@ class KernelPlan:
     ``chunks [M, C]`` holds token numbers, ``N`` pads; ``token_chunks [N]`` (int64) is its inverse into ``M * C``.
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
     ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64).
+    ``element_turns [E]``: the number of an element's interior, -1 for chunks. ``gathers``: the chains' source 1 are the
+    interiors, gathered and moved, in their order, instead of the pool's entries.
     """
 
     conv_sources: Tensor
@@ -42,6 +44,8 @@ class KernelPlan:
     chunks: Tensor
     token_chunks: Tensor
     chains: Chains
+    element_turns: Tensor
+    gathers: bool
     num_outputs: int
     write_slots: Tensor
     write_places: Tensor
@@ -76,6 +80,8 @@ def kernel_plan(
         chunks=sent["chunks"],
         token_chunks=sent.long("token_chunks"),
         chains=_chains(sent, "", counts, pool),
+        element_turns=sent["element_turns"],
+        gathers=counts.gathers,
         num_outputs=counts.num_outputs,
         write_slots=sent.long("write_slots"),
         write_places=sent.long("write_places"),

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,12 +22,11 @@ from torch import Tensor
 
 from hypic.engine.affine import Affine, identity
 from hypic.engine.segment import Slots
+from hypic.engine.sizing import TYPICAL_SEGMENT_TOKENS, Need, split
 from hypic.engine.slot_table import SlotTable
 from hypic.engine.storage import StorageForm
-from hypic.errors import ConfigError
 
 TransitionKind = Literal["head", "diagonal", "dense"]
-TYPICAL_SEGMENT_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -94,67 +93,6 @@ class Layout:
     def transition_bytes(self) -> int:
         """One transition slot: transitions of all layers."""
         return sum(math.prod(s.transition_shape) for s in self.linear) * self.state_dtype.itemsize
-
-
-class Kept(Protocol):
-    """Bytes of a token in all full-attention layers, and of a state and a transition in all linear ones."""
-
-    @property
-    def token_bytes(self) -> int: ...
-    @property
-    def state_bytes(self) -> int: ...
-    @property
-    def transition_bytes(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Need:
-    """What an allocation asks for."""
-
-    pages: int = 0
-    states: int = 0
-    transitions: int = 0
-
-    def __add__(self, other: Need) -> Need:
-        return Need(self.pages + other.pages, self.states + other.states, self.transitions + other.transitions)
-
-
-def reserve(page_size: int, max_context: int, num_running: int) -> Need:
-    """What a pool keeps besides its entries: pages of one request of ``max_context`` tokens, running states, and what
-    one encode takes."""
-    return Need(-(-max_context // page_size) + 1, num_running + 2, 1)
-
-
-def split(
-    kept: Kept,
-    budget_bytes: int,
-    page_size: int,
-    max_context: int,
-    num_running: int,
-    segment_tokens: int = TYPICAL_SEGMENT_TOKENS,
-) -> Need:
-    """How many pages, states and transitions a budget holds: the reserve, and as much for entries of ``segment_tokens``
-    as it allows.
-
-    Raises:
-        ConfigError: the budget does not hold the reserve.
-    """
-    page_bytes, entry_slots = page_size * kept.token_bytes, kept.state_bytes + kept.transition_bytes
-    entry_bytes = entry_slots + segment_tokens * kept.token_bytes
-    fewest = reserve(page_size, max_context, num_running)
-    # Padded tokens write to one page and one state slot more, and one slot is all zeros.
-    needed = (fewest.pages + 1) * page_bytes + (fewest.states + 1) * kept.state_bytes + entry_slots
-    if budget_bytes < needed:
-        raise ConfigError(
-            f"memory of {budget_bytes} bytes is too small for {num_running} running states and one request of "
-            f"{max_context} tokens, which take {needed} bytes; raise memory= or lower max_context= or max_running=."
-        )
-    spare = budget_bytes - needed
-    share = entry_slots / entry_bytes if entry_bytes else 0.0
-    entries = int(spare * share / entry_slots) if entry_slots else max(64, spare // (segment_tokens * page_bytes))
-    # Without full attention pages are mere numbers, and must not keep requests apart.
-    pages = int(spare * (1 - share) / page_bytes) if page_bytes else (num_running + entries) * fewest.pages
-    return fewest + Need(pages, entries, entries)
 
 
 class Pool:

@@ -13,9 +13,9 @@ from itertools import islice
 
 from hypic.engine.admission import Admission
 from hypic.engine.plan import Mark
-from hypic.engine.pool import Need
 from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.work import EncodeRun, RequestRun, SnapshotTaken, Work
 from hypic.errors import HypicError, StoreFull
 

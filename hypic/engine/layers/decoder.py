@@ -85,6 +85,13 @@ class Decoder(nn.Module):
         return all(isinstance(mixer, Attention | LatentAttention) for mixer in attending)
 
     @property
+    def heads(self) -> list[tuple[HeadDims, int]]:
+        """What kernels must know of heads that they read through pages, and numbers of key heads; each kind once."""
+        rotary_dim = 0 if self.rotary is None else self.rotary.dim
+        attending = [mixer for mixer in self.mixers() if isinstance(mixer, Attention | LatentAttention)]
+        return list(dict.fromkeys(mixer.shape.paged(rotary_dim) for mixer in attending))
+
+    @property
     def is_recordable(self) -> bool:
         """Whether a step asks nothing of the host: attention is the kernels', and experts are one product."""
         weight = self.embed_tokens.weight

@@ -114,7 +114,7 @@ class GatedDeltaNet(nn.Module):
     # -- by kernels --------------------------------------------------------------------------------------------------
 
     def lift_rows(
-        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None
     ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
         """See ``linear_kernels.FusedMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
@@ -127,7 +127,9 @@ class GatedDeltaNet(nn.Module):
 
         return Affine(maps.transition, maps.end_state), read
 
-    def step_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    def step_rows(
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None
+    ) -> Tensor:
         """See ``linear_kernels.FusedMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
         slots = (pool.states[layer], plan.initial_slots, plan.final_slots)

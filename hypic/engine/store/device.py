@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store.eviction import Ranking
 
 
