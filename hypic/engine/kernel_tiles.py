@@ -82,6 +82,9 @@ def tile_arrays(
     finals = found["finals"]
     made = {"lengths": lengths, "final_positions": found["positions"][finals]}
     tiles = _tiles(spans, is_dense, tile)
+    if tile == 1 and len(finals) == len(lengths) == len(tiles[0]):  # a decode step: its tokens are all wanted
+        named = _named("", tiles, found["positions"], lengths, tiling.decode_lanes)
+        return made | named | {f"final_{name}": values for name, values in named.items()}
     wanting = np.flatnonzero([chain.wants_logits for chain in chains]).astype(np.int32)
     numbers = np.arange(len(wanting), dtype=np.int32)
     wanted = (wanting, numbers, np.ones_like(numbers))

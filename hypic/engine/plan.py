@@ -55,10 +55,8 @@ class Ids(Sequence[int]):
         if not isinstance(at, slice):
             return self.whole[at]
         start, stop, step = at.indices(len(self))
-        if step != 1 or "whole" in self.__dict__:
+        if step != 1 or stop - start == len(self):
             return self.whole[at]
-        if stop - start == len(self):
-            return self.whole
         return self._between(start, stop)
 
     def __iter__(self) -> Iterator[int]:
@@ -79,12 +77,18 @@ class Ids(Sequence[int]):
         return tuple(ids)
 
     def _between(self, start: int, stop: int) -> tuple[int, ...]:
+        """What lies in one run is cut from it, and a whole run is itself: equal to what it was before at a glance."""
+        number = bisect_right(self._stops, start)
+        if number < len(self.runs) and stop <= self._stops[number]:
+            run = self.runs[number]
+            before = self._stops[number] - len(run)
+            return run[start - before : max(start, stop) - before]
         ids: list[int] = []
-        for number in range(bisect_right(self._stops, start), len(self.runs)):
-            before = self._stops[number] - len(self.runs[number])
+        for run, end in zip(self.runs[number:], self._stops[number:], strict=True):
+            before = end - len(run)
             if before >= stop:
                 break
-            ids += self.runs[number][max(0, start - before) : stop - before]
+            ids += run[max(0, start - before) : stop - before]
         return tuple(ids)
 
 
