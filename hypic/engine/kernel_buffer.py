@@ -67,7 +67,8 @@ class Bucket:
             **dict.fromkeys(interiors, self.interiors),
             **dict.fromkeys(("tile_chain", "tile_first", "tile_count"), self.tiles),
             "chunks": self.chunks,
-            "elements": self.elements,
+            **dict.fromkeys(("elements", "slotted_elements"), self.elements),
+            **dict.fromkeys(("copies_from", "copies_to"), self.writes - self.chains),
             "cu_elements": self.chains + 1,
         }
 
@@ -80,7 +81,7 @@ def padding(found: Arrays, bucket: Bucket, spare: Spare) -> dict[str, Ints]:
         "conv_sources": NOTHING,
         "conv_write_sources": NOTHING,
         "conv_write_slots": NOWHERE,
-        "write_slots": spare.state,
+        **dict.fromkeys(("write_slots", "copies_from", "copies_to"), spare.state),
         "final_slots": NOWHERE,
         "chunks": bucket.tokens,
     }

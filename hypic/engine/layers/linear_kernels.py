@@ -33,6 +33,10 @@ class FusedMixer(Protocol):
         """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
         ...
 
+    def scan_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
+        """Outputs at once, states written to the pool; None where maps of chunks are wanted or the better way."""
+        ...
+
     def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
         """One token a chain; the pool's states are moved on in place."""
         ...
@@ -55,6 +59,9 @@ def mix(
 def _fused(mixer: FusedMixer, projected: Any, batch: Batch, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
     if batch.is_decode:
         return mixer.step_rows(projected, plan, pool, layer)
+    outputs = mixer.scan_rows(projected, plan, pool, layer) if plan.folds is None else None
+    if outputs is not None:
+        return outputs
     maps, read = mixer.lift_rows(projected, plan, pool, layer)
     return read(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
 

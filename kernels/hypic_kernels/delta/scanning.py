@@ -10,6 +10,7 @@ Loads are issued an element ahead, by hand: loops are not pipelined by the compi
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
+import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -160,9 +161,9 @@ def _parts(matrix: tl.tensor, IS_BF16: tl.constexpr, PRECISION: tl.constexpr) ->
     if IS_BF16 or PRECISION == "ieee" or PRECISION == "tf32x3":
         parts = matrix, matrix, matrix
     elif PRECISION == "bf16x6":
-        parts = thirds(matrix)
+        parts = thirds(matrix.to(tl.float32))
     else:
-        first, second = halves(matrix)
+        first, second = halves(matrix.to(tl.float32))
         parts = first, second, second
     return parts
 
@@ -372,9 +373,8 @@ def scan(
     """The twin of ``reference.scan`` over what ``triton.solve`` left in ``solved``."""
     num_heads, key_dim, value_dim = initial.shape[1:]
     transitions, end_states = maps or (initial, initial)
-    is_bf16 = transitions.element_size() == 2 and "bf16" in str(transitions.dtype)
     exact: ScanPrecision = "ieee" if precision == "ieee" else "tf32x3"
-    has_parts = k.element_size() == 2 and precision != "ieee"
+    has_parts = k.dtype == torch.bfloat16 and precision != "ieee"
     arguments = (
         chains.cu_elements, chains.elements, initial, chains.initial_index, before, final,
         chains.initial_index if final_slots is None else final_slots, q, k, v, solved, chunks, transitions, end_states,
@@ -382,7 +382,8 @@ def scan(
     )  # fmt: skip
     constants = {
         "GROUP": num_heads // k.shape[1], "K": key_dim, "V": value_dim, "C": chunks.shape[1],
-        "STORED": maps is not None, "SLOTTED": final_slots is not None, "IS_BF16": is_bf16, "PRECISION": precision,
+        "STORED": maps is not None, "SLOTTED": final_slots is not None,
+        "IS_BF16": transitions.dtype == torch.bfloat16, "PRECISION": precision,
         "OF_TOKENS": "bf16x3" if has_parts else exact, "NUM_PARTS": 3 if has_parts else 1,
         "NUM_ASKED": (2 if precision == "bf16x3" else 3) if has_parts else 1, "INNER": exact,
         "BLOCK_K": padded(key_dim), "BLOCK_V": config.block_v,
