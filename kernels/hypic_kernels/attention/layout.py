@@ -151,7 +151,7 @@ class Choice(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """What layouts depend on: multiprocessors, shared memory that a program may take, and whether ``hopper.py`` runs."""
+    """What layouts depend on: multiprocessors, shared memory that a program may take, whether ``hopper.py`` runs."""
 
     num_processors: int = 132
     shared_bytes: int = SHARED_BYTES[90]
