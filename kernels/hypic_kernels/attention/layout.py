@@ -282,9 +282,10 @@ HEADS = {
 """Heads of models that there are, by which layouts are tried."""
 
 
-def layouts(dims: HeadDims, dtype: torch.dtype, room: int, wanted: Sequence[int] = TILES) -> dict[Config, int]:
-    """What may be chosen where a program has ``room`` bytes, with the largest tile of each; keys turned either way."""
-    tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, room)]
-    chosen = {default_config(dims, dtype, tile, room): tile for tile in tiles}
-    once = {config._replace(turns_once=True): tile for config, tile in chosen.items()}
-    return chosen | once if dims.rotary_dim else chosen
+def layouts(dims: HeadDims, dtype: torch.dtype, chip: Chip, wanted: Sequence[int] = TILES) -> dict[Config, int]:
+    """What may be chosen on a chip, with the largest tile of each; keys turned either way."""
+    tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, chip.shared_bytes)]
+    ways = (False, True) if dims.rotary_dim else (False,)
+    return {
+        config: tile for turns_once in ways for tile in tiles for config in preferred(dims, dtype, tile, turns_once, chip)
+    }
