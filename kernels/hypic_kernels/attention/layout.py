@@ -285,7 +285,5 @@ HEADS = {
 def layouts(dims: HeadDims, dtype: torch.dtype, chip: Chip, wanted: Sequence[int] = TILES) -> dict[Config, int]:
     """What may be chosen on a chip, with the largest tile of each; keys turned either way."""
     tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, chip.shared_bytes)]
-    ways = (False, True) if dims.rotary_dim else (False,)
-    return {
-        config: tile for turns_once in ways for tile in tiles for config in preferred(dims, dtype, tile, turns_once, chip)
-    }
+    ways = [(turns_once, tile) for turns_once in (False, True)[: 1 + (dims.rotary_dim > 0)] for tile in tiles]
+    return {config: tile for once, tile in ways for config in preferred(dims, dtype, tile, once, chip)}

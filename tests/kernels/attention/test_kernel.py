@@ -11,7 +11,17 @@ import pytest
 import torch
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.attention import Chip, Config, HeadDims, LayoutError, attend, attend_latent, chip_of, default_config, plan_of
+from hypic_kernels.attention import (
+    Chip,
+    Config,
+    HeadDims,
+    LayoutError,
+    attend,
+    attend_latent,
+    chip_of,
+    default_config,
+    plan_of,
+)
 from hypic_kernels.attention.check import TOLERANCES, Variant
 from hypic_kernels.attention.layout import candidates, layouts
 from hypic_kernels.attention.plan import ChainQueries
