@@ -16,7 +16,7 @@ def chip_of(capability: int, room: int) -> Chip:
 
 
 def launches(*, every: bool, chip: Chip) -> Iterator[tuple[str, Launch]]:
-    """Names and launches: heads of 64 and 256 in bfloat16, tiles of 1 and 64 tokens; or ``every`` head, type, layout."""
+    """Names and launches: heads of 64 and 256 in bfloat16, tiles of 1 and 64; or ``every`` head, type, layout."""
     from hypic_kernels.attention import launching as kernel
 
     dtypes = (torch.bfloat16, torch.float16, torch.float32) if every else (torch.bfloat16,)
