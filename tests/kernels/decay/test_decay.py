@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ needs_interpreter = pytest.mark.skipif(
     reason="kernels on CPU tensors need Triton 3.7 or newer with TRITON_INTERPRET=1",
 )
 on_both = pytest.mark.parametrize("backend", ["reference", pytest.param("triton", marks=needs_interpreter)])
-PREPARED = {
+PREPARED: dict[str, dict[str, Any]] = {
     "ring": {"num_turned": 4},
     "minimax": {"has_norm": False, "silu": True},
     "all turned": {"num_turned": 8, "has_norm": False, "is_fixed": False},
@@ -120,8 +121,8 @@ def check_chunks(shape: Shape, backend: Backend, limit: float) -> None:
 @on_both
 @prepared
 @pytest.mark.parametrize("size", CHUNK_SIZES)
-def test_chunks_equal_tokens(size: int, features: dict[str, object], backend: Backend) -> None:
-    shape = Shape(24, 17, 2, 4, size, lengths=(8, 1, size + 3), **features)  # type: ignore[arg-type]
+def test_chunks_equal_tokens(size: int, features: dict[str, Any], backend: Backend) -> None:
+    shape = Shape(24, 17, 2, 4, size, lengths=(8, 1, size + 3), **features)
     check_chunks(shape, backend, LIMIT[backend])
 
 
@@ -157,8 +158,8 @@ def test_rows_that_no_chunk_names_are_left_alone(backend: Backend) -> None:
     assert bool((out[16:] == 7).all()) and not bool((out[:16] == 7).any())
 
 
-def kind(dtype: torch.dtype, key_dim: int, value_dim: int, **features: object) -> Kind:
-    p = Problem.random(Shape(key_dim, value_dim, 2, 4, **features), dtype=dtype)  # type: ignore[arg-type]
+def kind(dtype: torch.dtype, key_dim: int, value_dim: int, **features: Any) -> Kind:
+    p = Problem.random(Shape(key_dim, value_dim, 2, 4, **features), dtype=dtype)
     return Kind.of(p.k, p.v, p.rule)
 
 
@@ -191,8 +192,8 @@ def check_step(p: Problem, limit: float, backend: Backend, config: StepConfig | 
 @on_both
 @prepared
 @pytest.mark.parametrize("head_dims", [(24, 40), (16, 16), (17, 3)], ids=str)
-def test_step_is_one_token(head_dims: tuple[int, int], features: dict[str, object], backend: Backend) -> None:
-    shape = Shape(*head_dims, 2, 4, lengths=(7,), **features)  # type: ignore[arg-type]
+def test_step_is_one_token(head_dims: tuple[int, int], features: dict[str, Any], backend: Backend) -> None:
+    shape = Shape(*head_dims, 2, 4, lengths=(7,), **features)
     check_step(Problem.random(shape), 1e-6, backend)
 
 
@@ -258,14 +259,14 @@ DTYPES = [(F32, "ieee"), (F32, "tf32x3"), (F16, "tf32x3"), (BF16, "tf32x3"), (BF
 HEAD_DIMS = [(64, 64), (96, 96), (128, 128), (128, 64), (192, 192), (24, 17), (5, 3)]
 
 
-def on_gpu(dtype: torch.dtype, head_dims: tuple[int, int], **features: object) -> Kind:
+def on_gpu(dtype: torch.dtype, head_dims: tuple[int, int], **features: Any) -> Kind:
     return kind(dtype, *head_dims, **features)._replace(device=torch.device("cuda"))
 
 
 @pytest.mark.gpu
 @prepared
 @pytest.mark.parametrize(("dtype", "precision"), DTYPES, ids=str)
-def test_every_layout_on_a_gpu(dtype: torch.dtype, precision: str, features: dict[str, object]) -> None:
+def test_every_layout_on_a_gpu(dtype: torch.dtype, precision: str, features: dict[str, Any]) -> None:
     problem = on_gpu(dtype, (128, 128), **features)
     for size in CHUNK_SIZES:
         for lift_config in lift_candidates(size, 128, 128):
@@ -280,8 +281,8 @@ def test_every_layout_on_a_gpu(dtype: torch.dtype, precision: str, features: dic
 @pytest.mark.gpu
 @prepared
 @pytest.mark.parametrize("head_dims", HEAD_DIMS, ids=str)
-def test_every_size_on_a_gpu(head_dims: tuple[int, int], features: dict[str, object]) -> None:
-    features = features | {"num_turned": min(int(str(features.get("num_turned", 0))), head_dims[0] // 2)}
+def test_every_size_on_a_gpu(head_dims: tuple[int, int], features: dict[str, Any]) -> None:
+    features = features | {"num_turned": min(features.get("num_turned", 0), head_dims[0] // 2)}
     for dtype, precision in ((F32, "tf32x3"), (BF16, "bf16x3")):
         problem = on_gpu(dtype, head_dims, **features)
         for size in CHUNK_SIZES:
