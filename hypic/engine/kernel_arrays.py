@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain as joined
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
+from hypic.engine.chain import ZERO_SLOT, Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.conv_plan import Tails
 from hypic.engine.segment import Slots
 from hypic_kernels.compose import IDENTITY, NOT_WANTED, STILL, ZERO
@@ -90,13 +91,15 @@ def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: b
     rows = [link for chain in chains for link in chain.links if isinstance(link, RowLink)]
     elements = Elements.of(chains, chunk_size, gathers)
     num_outputs, places = elements.wanted()
-    num_tokens = sum(len(row.ids) for row in rows)
+    lengths = np.asarray([len(row.ids) for row in rows])
+    num_tokens = int(lengths.sum())
     writes = {chain.final_slot: -1 - number for number, chain in enumerate(chains)}
     writes.update({slot: places[chain, element] for chain, element, slot in elements.snapshots})
-    chunks, inverse = _chunks(rows, chunk_size, num_tokens)
+    firsts = np.asarray([row.position for row in rows]) - (np.cumsum(lengths) - lengths)
+    chunks, inverse = _chunks(lengths, chunk_size, num_tokens)
     found = {
-        "ids": np.concatenate([np.asarray(row.ids) for row in rows]),
-        "positions": np.concatenate([np.arange(row.position, row.position + len(row.ids)) for row in rows]),
+        "ids": np.fromiter(joined.from_iterable(row.ids for row in rows), np.int32, num_tokens),
+        "positions": np.repeat(firsts, lengths) + np.arange(num_tokens),
         "kv_slots": np.concatenate([row.kv_slots for row in rows]),
         "finals": np.cumsum([chain.num_tokens for chain in chains])[[chain.wants_logits for chain in chains]] - 1,
         "chunks": chunks,
@@ -111,19 +114,57 @@ def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: b
         "interior_states": [link.state_slot for link in elements.interiors],
         "interior_transitions": [link.transition_slot for link in elements.interiors],
         "interior_origins": [link.origin for link in elements.interiors],
-        **_fold_arrays(elements),
+        **(_fold_arrays(elements) if elements.folds else {}),
         **_conv_arrays(Tails(chains, conv_width, num_tokens), num_tokens),
     }
     return {name: np.asarray(values, dtype=np.int32) for name, values in found.items()}, num_outputs
 
 
-def _chunks(rows: Sequence[RowLink], size: int, num_tokens: int) -> tuple[Ints, Ints]:
+def decode_arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int) -> dict[str, Ints]:
+    """The same for a step in which every chain is one row of one token behind a state: all of it follows from the
+    chains' slots, so nothing is walked."""
+    rows = [link for chain in chains for link in chain.links if isinstance(link, RowLink)]
+    num, width = len(chains), conv_width - 1
+    numbers, none = np.arange(num, dtype=np.int32), np.empty(0, dtype=np.int32)
+    initial, final = (_ints(slots) for slots in zip(*((c.initial_slot, c.final_slot) for c in chains), strict=True))
+    chunks = np.full((num, chunk_size), num, dtype=np.int32)
+    chunks[:, 0] = numbers
+    elements = np.zeros((num, 4), dtype=np.int32)
+    elements[:, 1:] = numbers[:, None]
+    sources = np.empty((num, conv_width), dtype=np.int32)
+    sources[:, :width] = -1 - (initial[:, None] * width + np.arange(width, dtype=np.int32))
+    sources[initial == ZERO_SLOT, :width] = NOTHING
+    sources[:, width] = numbers
+    return {
+        "ids": _ints([row.ids[0] for row in rows]),
+        "positions": _ints([row.position for row in rows]),
+        "kv_slots": _ints([row.kv_slots[0] for row in rows]),
+        "finals": numbers[[chain.wants_logits for chain in chains]],
+        "chunks": chunks,
+        "token_chunks": numbers * chunk_size,
+        "elements": elements,
+        "element_turns": np.full(num, -1, dtype=np.int32),
+        "cu_elements": np.arange(num + 1, dtype=np.int32),
+        "initial_slots": initial,
+        "final_slots": final,
+        "write_slots": final,
+        "write_places": -1 - numbers,
+        **dict.fromkeys(("interior_states", "interior_transitions", "interior_origins"), none),
+        "conv_sources": sources,
+        "conv_write_slots": final,
+        "conv_write_sources": sources[:, 1:],
+    }
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.asarray(values, dtype=np.int32)
+
+
+def _chunks(lengths: Slots, size: int, num_tokens: int) -> tuple[Slots, Slots]:
     """Token numbers by chunk ``[M, C]``, ``num_tokens`` pads, and where each token stands in that, ``[N]``."""
-    lengths = np.asarray([len(row.ids) for row in rows])
     counts = -(-lengths // size)
     first_chunks, first_tokens = np.cumsum(counts) - counts, np.cumsum(lengths) - lengths
-    within = np.arange(num_tokens) - np.repeat(first_tokens, lengths)
-    inverse = np.repeat(first_chunks * size, lengths) + within
+    inverse = np.repeat(first_chunks * size - first_tokens, lengths) + np.arange(num_tokens)
     chunks = np.full(int(counts.sum()) * size, num_tokens)
     chunks[inverse] = np.arange(num_tokens)
     return chunks.reshape(-1, size), inverse
@@ -149,19 +190,17 @@ def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:
 def _conv_arrays(tails: Tails, num_tokens: int) -> dict[str, Slots]:
     """Every token's inputs, oldest first, and what becomes a tail: rows, tails of slots or zero, as the kernel
     counts."""
-    width = tails.width
-    slots = np.asarray([*tails.slots, 0])
+    width, slots = tails.width, np.asarray([*tails.slots, 0])
 
     def counted(table: Slots) -> Slots:
         slot, offset = np.divmod(np.maximum(table - num_tokens, 0), max(width, 1))
         old = -1 - (slots[slot] * width + offset)
         return np.where(table < 0, NOTHING, np.where(table < num_tokens, table, old))
 
-    packed = np.concatenate([np.asarray(part, dtype=np.int64) for part in tails.sources])
-    windows = np.lib.stride_tricks.sliding_window_view(packed, width + 1)[np.concatenate(tails.outputs)]
-    writes = [[-1] * (width - len(tail)) + tail for tail in tails.writes.values()]
+    befores, writes = tails.stored()
+    packed, outputs = tails.packed(counted(befores))
     return {
-        "conv_sources": counted(windows),
+        "conv_sources": packed[outputs[:, None] + np.arange(width + 1)],
         "conv_write_slots": np.asarray(list(tails.writes)),
-        "conv_write_sources": counted(np.asarray(writes, dtype=np.int64).reshape(len(writes), width)),
+        "conv_write_sources": counted(writes),
     }

@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     contexts = args.context or [1024 if is_small(device, made) else 16384]
     longest = max(contexts) + TAIL_TOKENS + args.steps + args.warmup + 16
-    # No segment is cached here: nearly all of the memory is for K and V.
+    # A context is as long as a segment would have to be for this split of memory.
     settings = with_defaults(
-        settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=64 * longest
+        settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=longest
     )
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
