@@ -39,9 +39,7 @@ class FusedMixer(Protocol):
         """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
         ...
 
-    def step_rows(
-        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
-    ) -> Tensor:
+    def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None) -> Tensor:
         """One token a chain; the pool's states are moved on in place."""
         ...
 
