@@ -13,6 +13,7 @@ import torch
 from hypic.engine import plan
 from hypic.engine.admission import Admission
 from hypic.engine.detokenizer import Detokenizer
+from hypic.engine.parallel.cost import Pace
 from hypic.engine.plan import Piece
 from hypic.engine.report import cache_report
 from hypic.engine.request import Request
@@ -117,6 +118,7 @@ class Engine:
         self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
         self._answers: dict[str, _Answer] = {}
         self.is_stalled = False
+        self.pace: Pace | None = None
 
     @property
     def has_work(self) -> bool:
@@ -178,9 +180,9 @@ class Engine:
         if work.encodes:
             seconds = time.perf_counter() - began
             self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), seconds)
-            away = self.admission.jobs.away
-            if away is not None and not work.requests:
-                away.ran([run.chain.num_tokens for run in work.encodes], seconds)
+            if self.pace is not None:
+                rows = sum(run.chain.num_tokens for run in work.requests)
+                self.pace.ran([run.chain.num_tokens for run in work.encodes], rows, seconds)
         return done + settled
 
     def tend(self) -> bool:

@@ -2,7 +2,7 @@
 
 Worker to front: ``Hello`` when it is ready, ``Beat`` several times a second, ``Piece`` of an answer it was asked for.
 Front to worker: ``Roster`` (who else there is), ``Holdings`` (who holds what), ``Ask``, ``Abort``, ``Stop``.
-Worker to worker, over connections of their own: ``Greet`` and ``Greeted``, then ``Want`` and ``Cancel`` one way and
+Worker to worker, over connections of their own: ``Greet`` and ``Greeted``, then ``Wants`` and ``Cancel`` one way and
 ``Entry`` (with its bytes behind it) or ``Refused`` the other. Every message that starts or ends work carries the
 generation of the process it is meant for or comes from; a nonce names one request for one entry, once.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -46,7 +46,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class Beat:
-    """Still alive; what came to its store and went since the beat before, as hexadecimal keys."""
+    """Still alive; what came to its store and went since the beat before, as hexadecimal keys.
+
+    ``busy_s`` is for how long its engine has been at what it does now, 0 if it waits; ``scale`` is what its work costs
+    by its own clock, beside what it said in its ``Hello``.
+    """
 
     rank: int
     generation: int
@@ -54,6 +58,8 @@ class Beat:
     queued_s: float
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    busy_s: float = 0.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,8 @@ class Holdings:
     queued_s: float
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    busy_s: float = 0.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,13 @@ class Want:
 
 
 @dataclass(frozen=True)
+class Wants:
+    """Several at once, so that they are encoded together."""
+
+    items: tuple[Want, ...]
+
+
+@dataclass(frozen=True)
 class Cancel:
     """The entry of a ``Want`` is not needed any more."""
 
@@ -215,11 +230,11 @@ class Handle:
 
 _KINDS = (
     *(Hello, Failed, Beat, Roster, Holdings, Ask, Abort, Piece, Forget, Forgot, Stop),
-    *(Greet, Greeted, Want, Cancel, Entry, Refused, Handle),
+    *(Greet, Greeted, Want, Wants, Cancel, Entry, Refused, Handle),
 )
 Message = (
     Hello | Failed | Beat | Roster | Holdings | Ask | Abort | Piece | Stop | Greet | Greeted | Want | Cancel | Entry
-) | (Refused | Handle | Forget | Forgot)
+) | (Refused | Handle | Forget | Forgot | Wants)
 _BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}
 
 
@@ -235,14 +250,24 @@ def decode(data: bytes) -> Message:
     """
     try:
         name, given = json.loads(data)
-        hints = _hints(name)
-        known = {field.name for field in fields(_BY_NAME[name])}
-        if not set(given) <= known:
-            raise ValueError(f"unknown fields {sorted(set(given) - known)!r:.80}")
-        message: Message = _BY_NAME[name](**{key: _as(hints[key], value) for key, value in given.items()})
+        message: Message = _made(_BY_NAME[name], given)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WorkerLost(f"a worker sent what is no message ({error!r:.120}); it is given up.") from error
     return message
+
+
+def _made(kind: type[Any], given: Any) -> Any:
+    """A message, or a part of one, from its fields.
+
+    Raises:
+        TypeError, ValueError: they are not its.
+    """
+    if not isinstance(given, dict):
+        raise TypeError(f"{given!r:.40} are no fields of {kind.__name__}")
+    hints = _hints(kind.__name__)
+    if not given.keys() <= hints.keys():
+        raise ValueError(f"unknown fields {sorted(given.keys() - hints.keys())!r:.80}")
+    return kind(**{key: _as(hints[key], value) for key, value in given.items()})
 
 
 @cache
@@ -267,6 +292,8 @@ def _as(hint: Any, value: Any) -> Any:
         return value if value is None else _as(next(a for a in arguments if a is not type(None)), value)
     if hint is float and type(value) is int:
         return float(value)
+    if kind is None and hint is Want:
+        return _made(Want, value)
     if kind is None and type(value) is hint:
         return value
     raise TypeError(f"{value!r:.40} is not {hint}")
@@ -274,6 +301,8 @@ def _as(hint: Any, value: Any) -> Any:
 
 def _tuple(arguments: tuple[Any, ...], value: list[Any]) -> tuple[Any, ...]:
     if len(arguments) == 2 and arguments[1] is Ellipsis:
+        if arguments[0] in (int, str) and set(map(type, value)) <= {arguments[0]}:
+            return tuple(value)  # token ids come by the thousand
         return tuple(_as(arguments[0], item) for item in value)
     if len(arguments) != len(value):
         raise TypeError(f"{len(value)} values for {len(arguments)}")

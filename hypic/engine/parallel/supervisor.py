@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hypic.engine.parallel import wire as wires
+from hypic.engine.parallel.assign import STEP_TOKENS
+from hypic.engine.parallel.cost import from_json
 from hypic.engine.parallel.messages import Beat, Failed, Hello, Message, Stop
 from hypic.engine.parallel.processes import LocalProcess, Process
 from hypic.engine.parallel.wire import Wire
@@ -25,15 +27,21 @@ from hypic.errors import WorkerLost
 
 logger = logging.getLogger("hypic")
 Launch = Callable[[Mapping[str, Any]], Process]
+HANG_FACTOR = 8.0
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds: between heartbeats, of silence that is death, to start, of the first and longest pause between starts,
-    to stop by itself, and of good work after which earlier failures are forgotten."""
+    """Seconds: between heartbeats, of silence that is death, at one step that are a hang, to start, of the first and
+    longest pause between starts, to stop by itself, and of good work after which earlier failures are forgotten.
+
+    A process that has stopped is found within ``silence_s``; a step that never ends within ``hang_s``, or 8 times what
+    the longest step should take, by what this worker's steps took lately, if that is more.
+    """
 
     beat_s: float = 0.2
     silence_s: float = 10.0
+    hang_s: float = 60.0
     start_s: float = 1800.0
     pause_s: float = 0.5
     longest_pause_s: float = 60.0
@@ -68,6 +76,8 @@ class _Place:
     next_start_s: float = 0.0
     num_failures: int = 0
     failure: str = ""
+    busy_s: float = 0.0
+    longest_s: float = 0.0
 
 
 class Supervisor:
@@ -184,8 +194,11 @@ class Supervisor:
             return "it takes too long to start" if now - place.started_s > self.times.start_s else ""
         if now - place.started_s > self.times.forget_s:
             place.num_failures = 0
-        silent_s = now - place.heard_s
-        return f"nothing was heard of it for {silent_s:.1f} s" if silent_s > self.times.silence_s else ""
+        silent_s, busy_s = now - place.heard_s, place.busy_s
+        if silent_s > self.times.silence_s:
+            return f"nothing was heard of it for {silent_s:.1f} s"
+        is_hanging = busy_s > max(self.times.hang_s, place.longest_s)
+        return f"it has been at one step for {busy_s:.1f} s" if is_hanging else ""
 
     def _start(self, place: _Place) -> None:
         with self._lock:
@@ -253,7 +266,7 @@ class Supervisor:
             place = self._places.get(hello.rank)
             if place is None or place.generation != hello.generation or place.process is None or place.wire is not None:
                 return False
-            place.wire, place.hello, place.heard_s = wire, hello, time.monotonic()
+            place.wire, place.hello, place.heard_s, place.busy_s = wire, hello, time.monotonic(), 0.0
             self._changed.notify_all()
         self._events.came(hello)
         return True
@@ -272,6 +285,20 @@ class Supervisor:
             if place.generation != hello.generation:
                 raise WorkerLost(f"generation {hello.generation} of worker {hello.rank} is over.")
             place.heard_s = time.monotonic()
+            if isinstance(message, Beat):
+                place.busy_s, place.longest_s = message.busy_s, HANG_FACTOR * message.scale * _step_s(hello)
         if isinstance(message, Beat) and (message.rank, message.generation) != (hello.rank, hello.generation):
             raise WorkerLost(f"worker {hello.rank} speaks for another.")
         self._events.heard(hello, message)
+
+
+def _step_s(hello: Hello) -> float:
+    """What a worker's longest step should take, by what it measured when it started.
+
+    Raises:
+        WorkerLost: it says what cannot be.
+    """
+    try:
+        return from_json(hello.cost).seconds(STEP_TOKENS)
+    except ValueError as error:
+        raise WorkerLost(f"worker {hello.rank} is not sound: {error}") from error

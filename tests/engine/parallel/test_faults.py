@@ -21,7 +21,7 @@ from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_run
 KILLED = ["kill-want", "kill-step", "kill-settle", "kill-encoded", "kill-send", "kill-sent"]
 DAMAGED = ["flip", "nan", "short", "generation", "key", "huge", "garbage"]
 ENTRY = "tests.engine.parallel.faulty_worker"
-TIMES = Times(silence_s=6.0, pause_s=0.05, longest_pause_s=0.2)
+TIMES = Times(silence_s=4.0, hang_s=4.0, pause_s=0.05, longest_pause_s=0.2)
 PATIENCE = Patience(factor=4.0, least_s=2.0)
 
 
@@ -61,11 +61,10 @@ def renewed(engine: Running, before: Hello) -> Hello:
 
 
 def lost(engine: Running, silent: Hello) -> None:
-    """A worker that says nothing more is ended and comes again; the wait for a word of it is cut short."""
-    supervisor = engine.workers.supervisor
-    supervisor.times = replace(TIMES, silence_s=1.0)
+    """A worker that says nothing more is ended within the bound, and comes again."""
+    started = time.monotonic()
     until(lambda: not is_running(silent.pid), 60)
-    supervisor.times = TIMES
+    assert time.monotonic() - started < max(TIMES.silence_s, TIMES.hang_s) + 2.0
     renewed(engine, silent)
 
 
@@ -115,6 +114,25 @@ def test_a_worker_that_hangs_is_given_up_and_started_again(
     before = faulty.workers.supervisor.hellos[0]
     strike(faulty, alone, faults, fault, 70 + len(fault))
     lost(faulty, before)
+
+
+def test_a_slow_worker_is_waited_for(faulty: Running, alone: Running, faults: Path) -> None:
+    """Each of its steps takes many times what it should, and longer than a silent worker would be waited for."""
+    until(lambda: usable(faulty), 120)
+    before, counts = faulty.workers.supervisor.hellos[0], faulty.workers.peers.counts
+    came, fell_back, patience = counts.came, counts.fell_back, faulty.workers.peers.patience
+    faulty.workers.peers.patience = Patience(factor=0.1, least_s=0.8, most_s=30.0)
+    (faults / "1").write_text("slow")
+    try:
+        for seed in (91, 92):
+            prompt = cold_prompt(seed)
+            assert faulty.ask(prompt)[0] == alone.ask(prompt)[0]
+    finally:
+        (faults / "1").unlink()
+        faulty.workers.peers.patience = patience
+    assert counts.came >= came + 2 and counts.fell_back == fell_back
+    assert faulty.workers.peers.view.peers[1].late > 1.0
+    assert faulty.workers.supervisor.hellos == [before] and is_running(before.pid)
 
 
 def test_a_worker_whose_heart_stops_is_started_again(faulty: Running, faults: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypic.config import EngineConfig
 from hypic.engine import shares, workers
 from hypic.engine.parallel import wire
-from hypic.engine.parallel.cost import EncodeCost
+from hypic.engine.parallel.cost import EncodeCost, Pace
 from hypic.engine.parallel.messages import Beat, Hello
 from hypic.engine.parallel.supervisor import Supervisor, Times
 from hypic.engine.router import Router
@@ -143,7 +143,7 @@ def test_a_worker_may_leave_while_this_process_joins(tmp_path: Path, monkeypatch
         found = workers.Workers(folder, config(2), replace(ENCODING, launch=Silent, times=Times(stop_s=0.1)))
         try:
             canary = workers.Canary(None, None)  # type: ignore[arg-type]
-            alone.started.loop.call(partial(found._joined, alone.started.loop, EncodeCost(**COST), canary))
+            alone.started.loop.call(partial(found._joined, alone.started.loop, Pace(EncodeCost(**COST)), canary))
             assert told == [found._listener.port]
         finally:
             found.close()
