@@ -66,7 +66,7 @@ def add(commands: Subparsers[Parser]) -> None:
                         help="simulated share of pieces of work that fail (default: 0)")  # fmt: skip
     parser.add_argument("--cost", type=cost, metavar="S,T,P", help="simulate with these costs and measure nothing")
     parser.add_argument("--budget", type=float, metavar="SECONDS",
-                        help="of a geometry: no further repetition begins later, but each measurement has one")  # fmt: skip
+                        help="of a geometry; afterwards each measurement is made once")  # fmt: skip
     parser.add_argument("--plot", metavar="FILE", help="draw times and speedup against workers")
     add_common(parser)
     parser.set_defaults(run=run)
@@ -107,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
         result["simulated"] = [_simulated(args, costs, count) for count in args.simulate]
     end_notes()
     _keep(args, result)
+    if args.plot and any(run["even"] for run in result["runs"]):
+        draw(result, Path(args.plot))
     print(json.dumps(result, indent=1) if args.json else text(result))
     _demand_sound(result)
     return 0
@@ -116,8 +118,6 @@ def _keep(args: argparse.Namespace, result: Result) -> None:
     """What there is so far: a machine that is lent may be taken away at any time."""
     if args.save:
         save(Path(args.save), result)
-    if args.plot and any(run.get("even") for run in result["runs"]):
-        draw(result, Path(args.plot))
 
 
 def _demand_sound(result: Result) -> None:
