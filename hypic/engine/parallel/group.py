@@ -89,7 +89,9 @@ class Meeting:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._own_host)]
         options._timeout = timedelta(seconds=LONGEST_S)
-        return dist.ProcessGroupGloo(self._store, self._rank, 2, options)
+        group = dist.ProcessGroupGloo(self._store, self._rank, 2, options)
+        self._probe(group, torch.device("cpu"))
+        return group
 
     def _nccl(self, device: torch.device) -> Any:
         # A transfer that never ends is ended by whoever waits for it; torch's own watch would end the whole process.
@@ -99,13 +101,16 @@ class Meeting:
         options._timeout = timedelta(seconds=LONGEST_S)
         with side_stream(device):
             group = dist.ProcessGroupNCCL(self._store, self._rank, 2, options)
-            # Communicator and channels are made by the first transfers: better now than on a request's path.
-            probe, peer = torch.zeros(1, dtype=torch.uint8, device=device), 1 - self._rank
-            for sender in (0, 1):
-                work = group.send([probe], peer, 0) if self._rank == sender else group.recv([probe], peer, 0)
-                work.wait()
-                _finish(device, MEETING_S, group)
+            self._probe(group, device)
         return group
+
+    def _probe(self, group: Any, device: torch.device) -> None:
+        """A byte each way: both have met, and what the first transfers make is made, on no request's path."""
+        probe, peer = torch.zeros(1, dtype=torch.uint8, device=device), 1 - self._rank
+        for sender in (0, 1):
+            work = group.send([probe], peer, 0) if self._rank == sender else group.recv([probe], peer, 0)
+            work.wait()
+            _finish(device, MEETING_S, group)
 
 
 class GroupTransport:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypic.engine.parallel.assign import PLANNERS, Job, Member, elsewhere, longest_first, makespan_s, round_robin
-from hypic.engine.parallel.cost import EncodeCost, EntrySize, LinkCost, from_json, to_json
+from hypic.engine.parallel.cost import EncodeCost, EntrySize, LinkCost, Pace, from_json, to_json
 from hypic.engine.parallel.simulate import Fleet, Trace, cold_request_s, lengths, play, uneven_ratio
 
 ENCODE = EncodeCost(step_s=0.016, token_s=2e-5, pair_s=2e-10)
@@ -43,6 +43,18 @@ def test_a_cost_follows_what_is_observed_and_no_single_outlier() -> None:
     for broken in ({}, {**to_json(cost), "scale": "x"}, {**to_json(cost), "token_s": -1.0}):
         with pytest.raises(ValueError, match="cost"):
             from_json(broken)
+
+
+def test_a_pace_follows_steps_of_segments_and_no_others() -> None:
+    pace = Pace(ENCODE)
+    pace.ran([500, 500], 800, 9.0)  # most of it is a request's own
+    assert pace.cost == ENCODE and pace.last_s > 0
+    truth_s = 3 * (ENCODE.seconds(8) + 2 * ENCODE.marginal_s(500))
+    pace.ran([500, 500], 8, truth_s)
+    assert 1.5 < pace.cost.scale < 2.0  # the first counts as much as the measurement at the start
+    for _ in range(20):
+        pace.ran([500, 500], 8, truth_s)
+    assert pace.cost.scale == pytest.approx(3.0, rel=0.01)
 
 
 def test_even_segments_are_spread_evenly() -> None:
