@@ -65,6 +65,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.inspect",),
     ("hypic.engine.loop",),
     ("hypic.engine.payload",),
+    ("hypic.engine.trust",),
     ("hypic.engine.peers",),
     ("hypic.engine.calibrate",),
     ("hypic.engine.lending",),

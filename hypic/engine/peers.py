@@ -31,17 +31,18 @@ from hypic.engine.parallel.messages import Beat, Cancel, Entry, Hello, Holdings,
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.view import State, View
 from hypic.engine.parallel.wants import Counts, Patience, Pending, Wants
-from hypic.engine.payload import Canary, checked, difference, largest_bytes, note, same_within, want_of
+from hypic.engine.payload import Canary, checked, largest_bytes, note, want_of
 from hypic.engine.request import Encode
 from hypic.engine.store.image import EntryImage
+from hypic.engine.trust import Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS = 2
 TICK_S = 0.05
 NO_LINK = LinkCost(0.0, 0.0)
-# What a pending canary has for its attempt; how often a peer failed that must never be used.
-CANARY, NEVER = -1, 1_000_000
+# What a pending canary has for its attempt.
+CANARY = -1
 # What a canary is taken to last: no request waits for it, so a worker that has just started is given time.
 CANARY_S = 8.0
 
@@ -70,9 +71,9 @@ class Peers:
         self.only: frozenset[int] | None = None
         self._admission: Admission | None = engine.admission
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
-        self._drop_below = engine.runner.pool.form.drop_below
         self._largest_bytes = largest_bytes(engine)
-        self._post, self._canary, self._report = post, canary, report
+        self._post, self._report = post, report
+        self._trust = Trust(canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report)
         self._connections = Connections(me, self)
         self._nonces = itertools.count(1)
         self._lock = threading.RLock()
@@ -235,14 +236,12 @@ class Peers:
 
     def _ask_canaries(self) -> None:
         """Nobody's entries are used before one was seen to be right."""
-        now, canary = time.monotonic(), self._canary
+        now = time.monotonic()
         with self._lock:
-            unknown = [peer for peer in self.view.unknown(now) if peer.id[0] in self._connections]
-            for peer in unknown:
-                peer.state = "asked"
-                pending = Pending(next(self._nonces), canary.entry, peer.id, False, now, CANARY_S, CANARY)
+            for peer in self._trust.due(now, self._connections):
+                pending = Pending(next(self._nonces), self._trust.canary.entry, peer, False, now, CANARY_S, CANARY)
                 self.wants.add(pending)
-                self._connections.tell(peer.id, messages.Wants((want_of(pending, is_trial=True),)))
+                self._connections.tell(peer, messages.Wants((want_of(pending, is_trial=True),)))
 
     # -- on the connections' threads ---------------------------------------------------------------------------------
 
@@ -274,7 +273,8 @@ class Peers:
         if self.wants.take(entry.nonce) is None:
             self.counts.late += 1
         elif pending.attempt == CANARY:
-            self._judge(peer, image)
+            with self._lock:
+                self._trust.judge(peer, image)
         else:
             self._accept(pending, entry, image, data, seconds)
 
@@ -284,16 +284,6 @@ class Peers:
             self.view.carried(*pending.peer, entry.num_bytes, seconds)
             self.view.came(*pending.peer, pending.predicted_s, taken_s)
         self._post(partial(self._install, pending, entry, image, Made.here(data)))
-
-    def _judge(self, peer: tuple[int, int], image: EntryImage) -> None:
-        """Whether a peer's entry of the canary is this worker's own within rounding."""
-        apart = difference(image, self._canary.image, self._drop_below)
-        limit = same_within(self._layout.dtype)
-        self._becomes(peer, "trusted" if apart <= limit else "refused")
-        if apart > limit:
-            reason = f"its entry of a known text differs from this worker's by {apart:.2g}; it is not used"
-            logger.error("worker %d: %s", peer[0], reason)
-            self._report(*peer, NEVER, reason)
 
     def _becomes(self, peer: tuple[int, int], state: State) -> None:
         with self._lock:

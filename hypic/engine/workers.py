@@ -24,17 +24,19 @@ from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.cost import Pace, to_json
 from hypic.engine.parallel.listener import Listener
+from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Abort, Ask, Beat, Forget, Forgot, Hello, Holdings, Message, Piece, Roster
 from hypic.engine.parallel.processes import LocalProcess
-from hypic.engine.parallel.supervisor import Launch, Supervisor, Times
+from hypic.engine.parallel.supervisor import Launch, Supervisor
 from hypic.engine.parallel.transport import device_name
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.payload import Canary
-from hypic.engine.peers import NEVER, Peers
+from hypic.engine.peers import Peers
 from hypic.engine.router import Router
 from hypic.engine.shares import environment_of, settings_of
 from hypic.engine.speech import result_of, task_to_json
 from hypic.engine.store.texts import Texts, Wanted
+from hypic.engine.trust import NEVER
 from hypic.errors import WorkerLost
 from hypic.kept import Forgotten
 

@@ -25,7 +25,7 @@ class Connections:
         self._is_over = False
         self._lock = threading.RLock()
 
-    def __contains__(self, rank: int) -> bool:
+    def __contains__(self, rank: object) -> bool:
         return rank in self._callers
 
     def keep(self, hellos: Iterable[Hello], now: float) -> None:

@@ -50,7 +50,7 @@ class EncodeCost:
         return self.scale * (self.token_s * num_tokens + self.pair_s * num_tokens * num_tokens)
 
     def observed(self, predicted_s: float, seconds: float, share: float = OBSERVED_SHARE) -> EncodeCost:
-        """With the scale moved towards what a piece of work really took; ``share`` is the weight of this observation."""
+        """With the scale moved towards what a piece of work took; ``share`` is the weight of this observation."""
         if predicted_s <= 0 or seconds <= 0:
             return self
         ratio = min(max(seconds / predicted_s, 1 / LARGEST_RATIO), LARGEST_RATIO)

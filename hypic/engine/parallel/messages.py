@@ -1,4 +1,4 @@
-"""What processes say to each other: small, frozen, typed, as JSON. Nothing that is received is executed or trusted.
+"""What processes say to each other: small, frozen, typed. How it becomes JSON, and back, is ``codec.py``.
 
 Worker to front: ``Hello`` when it is ready, ``Beat`` several times a second, ``Piece`` of an answer it was asked for.
 Front to worker: ``Roster`` (who else there is), ``Holdings`` (who holds what), ``Ask``, ``Abort``, ``Stop``.
@@ -9,16 +9,9 @@ generation of the process it is meant for or comes from; a nonce names one reque
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import cache
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
-
-from hypic.errors import WorkerLost
-
-LONGEST_BYTES = 2**26
+from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -235,75 +228,4 @@ _KINDS = (
 Message = (
     Hello | Failed | Beat | Roster | Holdings | Ask | Abort | Piece | Stop | Greet | Greeted | Want | Cancel | Entry
 ) | (Refused | Handle | Forget | Forgot | Wants)
-_BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}
-
-
-def encode(message: Message) -> bytes:
-    return json.dumps([type(message).__name__, asdict(message)], separators=(",", ":")).encode()
-
-
-def decode(data: bytes) -> Message:
-    """The message in a frame, every field of the type that it is declared with.
-
-    Raises:
-        WorkerLost: it is none that ``encode`` writes; whoever sent it is not to be spoken with any more.
-    """
-    try:
-        name, given = json.loads(data)
-        message: Message = _made(_BY_NAME[name], given)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WorkerLost(f"a worker sent what is no message ({error!r:.120}); it is given up.") from error
-    return message
-
-
-def _made(kind: type[Any], given: Any) -> Any:
-    """A message, or a part of one, from its fields.
-
-    Raises:
-        TypeError, ValueError: they are not its.
-    """
-    if not isinstance(given, dict):
-        raise TypeError(f"{given!r:.40} are no fields of {kind.__name__}")
-    hints = _hints(kind.__name__)
-    if not given.keys() <= hints.keys():
-        raise ValueError(f"unknown fields {sorted(given.keys() - hints.keys())!r:.80}")
-    return kind(**{key: _as(hints[key], value) for key, value in given.items()})
-
-
-@cache
-def _hints(name: str) -> dict[str, Any]:
-    return get_type_hints(_BY_NAME[name])
-
-
-def _as(hint: Any, value: Any) -> Any:
-    """``value`` if it is of the annotated type; lists become tuples.
-
-    Raises:
-        TypeError: it is not.
-    """
-    kind, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if kind is tuple and isinstance(value, list):
-        return _tuple(arguments, value)
-    if kind is dict and isinstance(value, dict):
-        return {_as(arguments[0], key): _as(arguments[1], item) for key, item in value.items()}
-    if kind in (Union, UnionType):
-        return value if value is None else _as(next(a for a in arguments if a is not type(None)), value)
-    if hint is float and type(value) is int:
-        return float(value)
-    if kind is None and hint is Want:
-        return _made(Want, value)
-    if kind is None and type(value) is hint:
-        return value
-    raise TypeError(f"{value!r:.40} is not {hint}")
-
-
-def _tuple(arguments: tuple[Any, ...], value: list[Any]) -> tuple[Any, ...]:
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        if arguments[0] in (int, str) and set(map(type, value)) <= {arguments[0]}:
-            return tuple(value)  # token ids come by the thousand
-        return tuple(_as(arguments[0], item) for item in value)
-    if len(arguments) != len(value):
-        raise TypeError(f"{len(value)} values for {len(arguments)}")
-    return tuple(_as(hint, item) for hint, item in zip(arguments, value, strict=True))
+BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}

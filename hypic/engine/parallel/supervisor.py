@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hypic.engine.parallel import wire as wires
-from hypic.engine.parallel.assign import STEP_TOKENS
-from hypic.engine.parallel.cost import from_json
+from hypic.engine.parallel.liveness import Times, longest_s
 from hypic.engine.parallel.messages import Beat, Failed, Hello, Message, Stop
 from hypic.engine.parallel.processes import LocalProcess, Process
 from hypic.engine.parallel.wire import Wire
@@ -27,28 +26,6 @@ from hypic.errors import WorkerLost
 
 logger = logging.getLogger("hypic")
 Launch = Callable[[Mapping[str, Any]], Process]
-HANG_FACTOR = 8.0
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds: between heartbeats, of silence that is death, at one step that are a hang, to start, of the first and
-    longest pause between starts, to stop by itself, and of good work after which earlier failures are forgotten.
-
-    A process that has stopped is found within ``silence_s``; a step that never ends within ``hang_s``, or 8 times what
-    the longest step should take, by what this worker's steps took lately, if that is more.
-    """
-
-    beat_s: float = 0.2
-    silence_s: float = 10.0
-    hang_s: float = 60.0
-    start_s: float = 1800.0
-    pause_s: float = 0.5
-    longest_pause_s: float = 60.0
-    stop_s: float = 5.0
-    forget_s: float = 120.0
-    tick_s: float = 0.05
-    failures: int = 3
 
 
 class Events(Protocol):
@@ -194,11 +171,7 @@ class Supervisor:
             return "it takes too long to start" if now - place.started_s > self.times.start_s else ""
         if now - place.started_s > self.times.forget_s:
             place.num_failures = 0
-        silent_s, busy_s = now - place.heard_s, place.busy_s
-        if silent_s > self.times.silence_s:
-            return f"nothing was heard of it for {silent_s:.1f} s"
-        is_hanging = busy_s > max(self.times.hang_s, place.longest_s)
-        return f"it has been at one step for {busy_s:.1f} s" if is_hanging else ""
+        return self.times.fault(now - place.heard_s, place.busy_s, place.longest_s)
 
     def _start(self, place: _Place) -> None:
         with self._lock:
@@ -286,19 +259,7 @@ class Supervisor:
                 raise WorkerLost(f"generation {hello.generation} of worker {hello.rank} is over.")
             place.heard_s = time.monotonic()
             if isinstance(message, Beat):
-                place.busy_s, place.longest_s = message.busy_s, HANG_FACTOR * message.scale * _step_s(hello)
+                place.busy_s, place.longest_s = message.busy_s, longest_s(hello, message)
         if isinstance(message, Beat) and (message.rank, message.generation) != (hello.rank, hello.generation):
             raise WorkerLost(f"worker {hello.rank} speaks for another.")
         self._events.heard(hello, message)
-
-
-def _step_s(hello: Hello) -> float:
-    """What a worker's longest step should take, by what it measured when it started.
-
-    Raises:
-        WorkerLost: it says what cannot be.
-    """
-    try:
-        return from_json(hello.cost).seconds(STEP_TOKENS)
-    except ValueError as error:
-        raise WorkerLost(f"worker {hello.rank} is not sound: {error}") from error

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Hello
-from hypic.engine.parallel.supervisor import Times
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.pool import Need
 from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, misbehaving, until

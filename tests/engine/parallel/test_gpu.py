@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypic.engine.parallel.supervisor import Times
+from hypic.engine.parallel.liveness import Times
 from hypic.engine.payload import _all_finite, difference
 from hypic.engine.pool import Need
 from tests.checkpoints import qwen

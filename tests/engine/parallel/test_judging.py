@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import queue
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,10 +19,10 @@ from hypic.engine.parallel.listener import Answer, Asked, Listener
 from hypic.engine.parallel.messages import Hello, Refused, Want, Wants
 from hypic.engine.parallel.view import View
 from hypic.engine.payload import difference
-from hypic.engine.peers import Peers
 from hypic.engine.segment import Identity
 from hypic.engine.storage import StorageForm
 from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart
+from hypic.engine.trust import Trust
 
 NUM_HEADS = 4
 COST = {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "scale": 1.0}
@@ -81,15 +80,15 @@ def test_other_shapes_and_parts_are_infinitely_far() -> None:
 @pytest.mark.parametrize(("found", "state"), [((0.0, 0.0, 1.0, 0.0), "refused"), ((0.0, 1.0, SMALL, 0.0), "trusted")])
 def test_a_peer_that_keeps_other_heads_is_judged(found: Sequence[float], state: str) -> None:
     reports: list[object] = []
-    peers: Any = object.__new__(Peers)
-    peers._canary = SimpleNamespace(image=image(with_norms(0.0, 1.0, 0.0, 0.0), SMALL))
-    peers._drop_below, peers._layout = SMALL, SimpleNamespace(dtype=torch.float32)
-    peers._lock, peers.view = threading.RLock(), View()
-    peers.view.meet([Hello(1, 1, 9, "h", 1, "cpu", "f", COST)])
-    peers.view.becomes((1, 1), "asked")
-    peers._report = lambda *said: reports.append(said)
-    peers._judge((1, 1), image(with_norms(*found), SMALL))
-    assert peers.view.peers[1].state == state and len(reports) == (state == "refused")
+    canary: Any = SimpleNamespace(image=image(with_norms(0.0, 1.0, 0.0, 0.0), SMALL))
+    view = View()
+    view.meet([Hello(1, 1, 9, "h", 1, "cpu", "f", COST)])
+    trust = Trust(canary, torch.float32, SMALL, view, lambda *said: reports.append(said))
+    assert trust.due(0.0, {1}) == []  # it is not connected
+    view.becomes((1, 1), "connected")
+    assert trust.due(0.0, {2}) == [] and trust.due(0.0, {1}) == [(1, 1)] and trust.due(0.0, {1}) == []
+    trust.judge((1, 1), image(with_norms(*found), SMALL))
+    assert view.peers[1].state == state and len(reports) == (state == "refused")
 
 
 class Refusing:

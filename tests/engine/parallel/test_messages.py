@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from hypic.engine.parallel import messages, wire
-from hypic.engine.parallel.messages import Beat, Entry, Greet, Hello, Refused, Roster, Want, Wants, decode, encode
+from hypic.engine.parallel.codec import decode, encode
+from hypic.engine.parallel.liveness import Times, longest_s
+from hypic.engine.parallel.messages import Beat, Entry, Greet, Hello, Refused, Roster, Want, Wants
 from hypic.engine.parallel.packing import digest, pack, unpack
 from hypic.engine.parallel.view import View
 from hypic.engine.parallel.wants import Patience, Pending
@@ -212,6 +214,19 @@ def test_a_view_knows_how_its_peers_are_and_how_late_they_were() -> None:
     for _ in range(30):
         view.came(1, 1, predicted_s=1e-3, seconds=0.2)  # so short that it is no measure
     assert view.peers[1].late == pytest.approx(1.0, rel=0.01)
+
+
+def test_silence_and_a_step_without_end_are_death_and_slowness_is_not() -> None:
+    times, hello = Times(silence_s=10.0, hang_s=60.0), Hello(1, 1, 9, "h", 1, "cpu", "f", {**COST, "token_s": 0.01})
+    usual_s = longest_s(hello, Beat(1, 1, 1, 0.0))
+    assert (
+        usual_s == pytest.approx(8 * (0.01 + 4096 * 0.01))
+        and longest_s(hello, Beat(1, 1, 1, 0.0, scale=3.0)) == 3 * usual_s
+    )
+    assert not times.fault(9.0, 50.0, 1.0) and not times.fault(0.0, usual_s - 1, usual_s)
+    assert "heard" in times.fault(11.0, 0.0, usual_s) and "one step" in times.fault(0.0, 61.0, 1.0)
+    with pytest.raises(WorkerLost, match="worker 1"):
+        longest_s(Hello(1, 1, 9, "h", 1, "cpu", "f", {}), Beat(1, 1, 1, 0.0))
 
 
 def test_a_view_knows_generations_and_lets_failing_peers_rest() -> None:

@@ -18,8 +18,9 @@ from hypic.config import EngineConfig
 from hypic.engine import shares, workers
 from hypic.engine.parallel import wire
 from hypic.engine.parallel.cost import EncodeCost, Pace
+from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Beat, Hello
-from hypic.engine.parallel.supervisor import Supervisor, Times
+from hypic.engine.parallel.supervisor import Supervisor
 from hypic.engine.router import Router
 from hypic.errors import ConfigError, WorkerLost
 from tests.checkpoints import qwen
