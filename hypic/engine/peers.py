@@ -128,8 +128,7 @@ class Peers:
         peer, nonce = self.view.peers[place.rank], next(self._nonces)
         pending = Pending(nonce, job.entry, peer.id, place.is_fetch, now, place.arrival_s, attempt, peer.late)
         self.wants.add(pending)
-        job.away = nonce
-        self.counts.asked += 1
+        job.away, self.counts.asked = nonce, self.counts.asked + 1
         self.view.promised(place.rank, place.arrival_s, now)
         return pending
 
@@ -298,6 +297,4 @@ class Peers:
     def lost(self, caller: Caller, reason: str) -> None:
         self._connections.lost(caller, time.monotonic())
         self._becomes(caller.peer, "met")
-        lost = self.wants.of(caller.peer)
-        if lost:
-            self._fall_back(lost, reason)
+        self._fall_back(self.wants.of(caller.peer), reason)

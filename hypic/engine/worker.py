@@ -44,6 +44,7 @@ from hypic.engine.parallel.messages import (
     Roster,
     Stop,
 )
+from hypic.engine.parallel.processes import end_with
 from hypic.engine.parallel.transport import device_name
 from hypic.engine.payload import Canary
 from hypic.engine.peers import Peers
@@ -263,6 +264,7 @@ def main(told: Mapping[str, Any]) -> None:
     spec = WorkerSpec.of(told)
     logging.basicConfig(level=logging.WARNING, format=f"worker {spec.rank}: %(message)s", stream=sys.stderr)
     if spec.parent:
+        end_with(spec.parent)
         threading.Thread(target=_watch_parent, args=(spec.parent,), daemon=True).start()
     try:
         work(spec)

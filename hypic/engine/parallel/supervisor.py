@@ -72,7 +72,7 @@ class Supervisor:
         self.specs, self._events, self._launch = specs, events, launch
         self._places = {rank: _Place(rank) for rank in specs}
         self._lock = threading.RLock()
-        self._over = threading.Event()
+        self._over, self._ended = threading.Event(), threading.Event()
         self._changed = threading.Condition(self._lock)
         self._socket = wires.listen(host)
         self._old: list[Process] = []
@@ -148,6 +148,7 @@ class Supervisor:
                 process.wait(self.times.stop_s)
         for wire in wires_left:
             wire.close()
+        self._ended.set()
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -161,6 +162,7 @@ class Supervisor:
                 elif place.process is None and now >= place.next_start_s:
                     self._start(place)
             self._old = [process for process in self._old if not process.wait(0)]
+        self._ended.wait()  # processes end with the thread that started them, and closing lets them end by themselves
 
     def _fault(self, place: _Place, now: float) -> str:
         if place.process is None:
