@@ -3,6 +3,7 @@
 ``lift`` turns every chunk into an affine map of the state and an affine readout, ``read`` applies the readout once the
 states before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding. They read
 tokens and states where they lie, by index tensors on the device, so a captured graph can be replayed with others.
+``run`` is for long rows with nothing cached in between: chunks carry the state themselves (fla's kernels).
 The definition is ``reference.py``, the derivation README.md.
 """
 
@@ -25,11 +26,14 @@ from hypic_kernels.delta.layout import (
     read_precision,
     step_config,
 )
+from hypic_kernels.delta.rows import CHUNK, RowArrays, Rows, row_arrays
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, state_dtype
+from hypic_kernels.delta.running import run, runs_here
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
+    "CHUNK",
     "CHUNK_SIZES",
     "Backend",
     "DeltaError",
@@ -38,10 +42,15 @@ __all__ = [
     "Maps",
     "Precision",
     "ReadConfig",
+    "RowArrays",
+    "Rows",
     "Rule",
     "StepConfig",
     "lift",
     "read",
+    "row_arrays",
+    "run",
+    "runs_here",
     "step",
 ]
 
