@@ -5,8 +5,9 @@ What the numbers mean stands with ``KernelPlan`` and with each kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,22 +79,51 @@ class Elements:
         return outputs, places
 
 
-def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: bool) -> tuple[dict[str, Ints], int]:
-    """All of a step but its attention, by name, unpadded; and how many states before elements it wants."""
+def arrays(
+    chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: bool, runs: Collection[int] = ()
+) -> tuple[dict[str, Ints], int]:
+    """All of a step but its attention, by name, unpadded; and how many states before elements it wants.
+
+    Chains whose numbers are ``runs`` have no maps; then ``mapped_tokens`` says which tokens have.
+    """
     rows = [link for chain in chains for link in chain.links if isinstance(link, RowLink)]
-    elements = Elements.of(chains, chunk_size, gathers)
-    num_outputs, places = elements.wanted()
     num_tokens = sum(len(row.ids) for row in rows)
-    writes = {chain.final_slot: -1 - number for number, chain in enumerate(chains)}
-    writes.update({slot: places[chain, element] for chain, element, slot in elements.snapshots})
-    chunks, inverse = _chunks(rows, chunk_size, num_tokens)
+    mapped = [chain for number, chain in enumerate(chains) if number not in runs]
+    made, num_outputs = _mapped_arrays(mapped, _tokens_but(chains, runs), num_tokens, chunk_size, gathers)
     found = {
         "ids": np.concatenate([np.asarray(row.ids) for row in rows]),
         "positions": np.concatenate([np.arange(row.position, row.position + len(row.ids)) for row in rows]),
         "kv_slots": np.concatenate([row.kv_slots for row in rows]),
         "finals": np.cumsum([chain.num_tokens for chain in chains])[[chain.wants_logits for chain in chains]] - 1,
+        **made,
+        **_conv_arrays(Tails(chains, conv_width, num_tokens), num_tokens),
+    }
+    if not runs:
+        del found["mapped_tokens"]
+    return {name: np.asarray(values, dtype=np.int32) for name, values in found.items()}, num_outputs
+
+
+def _tokens_but(chains: Sequence[Chain], runs: Collection[int]) -> NDArray[np.int64]:
+    """Numbers of the tokens of all chains but the runs."""
+    lengths = [chain.num_tokens for chain in chains]
+    is_mapped = np.repeat([number not in runs for number in range(len(chains))], lengths)
+    return np.flatnonzero(is_mapped)
+
+
+def _mapped_arrays(
+    chains: Sequence[Chain], tokens: NDArray[np.int64], num_tokens: int, chunk_size: int, gathers: bool
+) -> tuple[dict[str, Any], int]:
+    """Of the chains whose chunks become maps; ``tokens`` of the step are theirs."""
+    elements = Elements.of(chains, chunk_size, gathers)
+    num_outputs, places = elements.wanted()
+    writes = {chain.final_slot: -1 - number for number, chain in enumerate(chains)}
+    writes.update({slot: places[chain, element] for chain, element, slot in elements.snapshots})
+    lengths = [len(link.ids) for chain in chains for link in chain.links if isinstance(link, RowLink)]
+    chunks, inverse = _chunks(lengths, chunk_size, tokens, num_tokens)
+    return {
         "chunks": chunks,
         "token_chunks": inverse,
+        "mapped_tokens": tokens,
         "elements": np.asarray(elements.rows).reshape(-1, 4),
         "cu_elements": elements.ends,
         "initial_slots": [chain.initial_slot for chain in chains],
@@ -104,20 +134,20 @@ def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: b
         "interior_transitions": [link.transition_slot for link in elements.interiors],
         "interior_origins": [link.origin for link in elements.interiors],
         **_fold_arrays(elements),
-        **_conv_arrays(Tails(chains, conv_width, num_tokens), num_tokens),
-    }
-    return {name: np.asarray(values, dtype=np.int32) for name, values in found.items()}, num_outputs
+    }, num_outputs
 
 
-def _chunks(rows: Sequence[RowLink], size: int, num_tokens: int) -> tuple[Ints, Ints]:
-    """Token numbers by chunk ``[M, C]``, ``num_tokens`` pads, and where each token stands in that, ``[N]``."""
-    lengths = np.asarray([len(row.ids) for row in rows])
+def _chunks(
+    row_lengths: Sequence[int], size: int, tokens: NDArray[np.int64], num_tokens: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of ``tokens``, row by row, by chunk ``[M, C]``, padded with ``num_tokens``; where each stands."""
+    lengths = np.asarray(row_lengths, dtype=np.int64)
     counts = -(-lengths // size)
     first_chunks, first_tokens = np.cumsum(counts) - counts, np.cumsum(lengths) - lengths
-    within = np.arange(num_tokens) - np.repeat(first_tokens, lengths)
+    within = np.arange(len(tokens)) - np.repeat(first_tokens, lengths)
     inverse = np.repeat(first_chunks * size, lengths) + within
     chunks = np.full(int(counts.sum()) * size, num_tokens)
-    chunks[inverse] = np.arange(num_tokens)
+    chunks[inverse] = tokens
     return chunks.reshape(-1, size), inverse
 
 

@@ -15,12 +15,12 @@ from hypic.engine.kernel_arrays import Arrays, Ints, arrays
 from hypic.engine.kernel_buffer import Sent, resolved
 from hypic.engine.kernel_plan import Counts, kernel_plan
 from hypic.engine.pool import Pool
+from hypic.engine.run_arrays import SHORT_ROW, RoundCounts, run_arrays, runs_of
 from hypic_kernels.attention import Plan as AttentionPlan
 
 # Rows from which a prompt that is run whole is one dense causal product rather than tiles over pages.
 MIN_DENSE_TOKENS = 512
 TILE = 16
-SHORT_ROW = 48
 NUM_PROGRAMS = 528  # four for every multiprocessor of a large GPU
 MIN_SPLIT_KEYS = 128
 
@@ -28,12 +28,14 @@ MIN_SPLIT_KEYS = 128
 @dataclass(frozen=True)
 class Geometry:
     """What packing must know of a model: ``paged`` if every full-attention layer reads pages by kernel; ``gathers`` if
-    interiors are moved before they are read."""
+    interiors are moved before they are read. Chains of rows alone are runs where they have ``min_run_tokens`` together;
+    ``None``: no kernel is there that carries the state through a run."""
 
     conv_width: int
     num_kv_heads: int
     paged: bool
     gathers: bool
+    min_run_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Packed:
     found: dict[str, Ints]
     num_outputs: int
     dense: tuple[slice, ...]
+    rounds: tuple[RoundCounts, ...] = ()
 
 
 def chunk_size_of(chains: Sequence[Chain]) -> int:
@@ -52,16 +55,21 @@ def chunk_size_of(chains: Sequence[Chain]) -> int:
 
 
 def packed(chains: Sequence[Chain], geometry: Geometry, starts: Sequence[int] | None = None) -> Packed:
-    """``starts`` say where each chain's token slots lie in a table that the device holds already."""
-    found, num_outputs = arrays(chains, geometry.conv_width, chunk_size_of(chains), geometry.gathers)
+    """``starts`` say where each chain's token slots lie in a table that the device holds already; then there are no
+    runs."""
+    runs = runs_of(chains, None if starts is not None else geometry.min_run_tokens)
+    chunk_size = chunk_size_of([chain for number, chain in enumerate(chains) if number not in runs])
+    found, num_outputs = arrays(chains, geometry.conv_width, chunk_size, geometry.gathers, runs)
     spans = chain_tokens(chains)
+    run, rounds = run_arrays([chains[number] for number in runs], [spans[number].start for number in runs])
     is_dense = [geometry.paged and starts is None and _is_dense(chain) for chain in chains]
     if geometry.paged:
         found |= _slot_arrays(chains) if starts is None else {"starts": np.asarray(starts, dtype=np.int32)}
         found |= _tile_arrays(chains, spans, is_dense, found, tile_of(chains))
     if not len(found["fold_states"]):
         found = {name: values for name, values in found.items() if not name.startswith("fold_")}
-    return Packed(found, num_outputs, tuple(span for span, dense in zip(spans, is_dense, strict=True) if dense))
+    dense = tuple(span for span, whole in zip(spans, is_dense, strict=True) if whole)
+    return Packed(found | run, num_outputs, dense, rounds)
 
 
 def pack(chains: Sequence[Chain], geometry: Geometry, pool: Pool) -> Batch:
@@ -74,7 +82,7 @@ def pack(chains: Sequence[Chain], geometry: Geometry, pool: Pool) -> Batch:
     else:
         final, contexts = final_of(chains, spans, to), contexts_of(chains, spans, to)
     slots = sent["slots"] if geometry.paged else None
-    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, tile_of(chains))
+    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, tile_of(chains), made.rounds)
     return batch.standing_in(final, contexts, tuple(spans), is_decode(chains))
 
 
@@ -83,9 +91,17 @@ def tile_of(chains: Sequence[Chain]) -> int:
     return 1 if is_decode(chains) else TILE
 
 
-def batch_of(sent: Sent, num_outputs: int, geometry: Geometry, pool: Pool, slots: Tensor | None, tile: int) -> Batch:
+def batch_of(
+    sent: Sent,
+    num_outputs: int,
+    geometry: Geometry,
+    pool: Pool,
+    slots: Tensor | None,
+    tile: int,
+    rounds: tuple[RoundCounts, ...] = (),
+) -> Batch:
     """The batch over arrays that were sent; ``slots`` hold the token slots of the chains' keys."""
-    counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers)
+    counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers, rounds)
     attention = final_attention = None
     if slots is not None:
         attention = _attention(sent, slots, geometry, "", sent["positions"], tile)

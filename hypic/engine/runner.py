@@ -28,6 +28,8 @@ logger = logging.getLogger("hypic")
 SMALL_WEIGHTS = 2_000_000_000
 # Multiplications and additions below which a step on a CPU is faster on one thread (measured on 2 cores).
 SMALL_STEP = 6_000_000_000
+# Tokens of runs that a step must have: below, the kernels for them are more launches than work.
+MIN_RUN_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -132,12 +134,18 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
     if not wanted or layout.state_dtype != torch.float32:
         return None
     num_kv_heads = max((shape.num_kv_heads for shape in layout.attention), default=1)
-    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, model.linear_rotary is not None)
+    gathers, min_run_tokens = model.linear_rotary is not None, None
+    if not gathers and model.runs_rows():
+        min_run_tokens = MIN_RUN_TOKENS if device.type == "cuda" else 0
+    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, gathers, min_run_tokens)
 
 
 def path_of(geometry: Geometry | None, device: torch.device) -> str:
     """What computes entries, as ``Identity`` names it."""
-    return f"{'torch' if geometry is None else 'kernels'} on {device.type}"
+    if geometry is None:
+        return f"torch on {device.type}"
+    has_fla = device.type == "cuda" and geometry.min_run_tokens is not None
+    return f"{'kernels and fla' if has_fla else 'kernels'} on {device.type}"
 
 
 @torch.inference_mode()

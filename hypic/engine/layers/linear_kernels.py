@@ -1,7 +1,8 @@
 """A linear-attention layer over a batch by kernels: the same lift, scan and read as ``linear_attention``, on indices.
 
 Maps of chunks and of cached interiors stay where they are; one ragged scan walks both. A layer with kernels for its own
-recurrence lifts and reads with them (``FusedMixer``); any other is lifted by its family in torch.
+recurrence lifts and reads with them (``FusedMixer``); any other is lifted by its family in torch. Runs go first, by
+kernels that carry the state (``linear_runs``): what they fold may be read in the same step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hypic.engine.affine import Affine
 from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.chunks import chunked
+from hypic.engine.layers.linear_runs import RunMixer, run_rounds
 from hypic.engine.layers.rotary import Angles, move
 from hypic.engine.pool import Pool
 from hypic_kernels import compose
@@ -27,10 +29,17 @@ PRECISION: compose.Precision = "tf32x3"
 class FusedMixer(Protocol):
     """A layer whose recurrence has kernels; from raw projections to outputs ``[N, hidden]``, states in float32."""
 
-    def lift_rows(
-        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int
-    ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
-        """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
+    def rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Any:
+        """The step's tokens behind their convolution, and room for the outputs of their heads."""
+        ...
+
+    def lift_rows(self, rows: Any, chunks: Tensor) -> tuple[Affine, Callable[[Tensor], None]]:
+        """Maps of ``chunks``, ``[M, H, ...]``, and what fills in the outputs of their tokens, given the states before
+        them ``[M, H, K, V]``."""
+        ...
+
+    def project_back(self, rows: Any) -> Tensor:
+        """``[N, hidden]``, once the outputs of all tokens are filled in."""
         ...
 
     def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
@@ -55,8 +64,14 @@ def mix(
 def _fused(mixer: FusedMixer, projected: Any, batch: Batch, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
     if batch.is_decode:
         return mixer.step_rows(projected, plan, pool, layer)
-    maps, read = mixer.lift_rows(projected, plan, pool, layer)
-    return read(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
+    rows = mixer.rows(projected, plan, pool, layer)
+    if plan.rounds:
+        assert isinstance(mixer, RunMixer), "runs were planned for a layer that has no kernel for them"
+        run_rounds(mixer, rows, plan.rounds, pool, layer)
+    if len(plan.chunks):
+        maps, read = mixer.lift_rows(rows, plan.chunks)
+        read(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
+    return mixer.project_back(rows)
 
 
 def _step(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:

@@ -26,10 +26,10 @@ from hypic_kernels.delta.layout import (
     read_precision,
     step_config,
 )
-from hypic_kernels.delta.rows import CHUNK, RowArrays, Rows, row_arrays
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, state_dtype
 from hypic_kernels.delta.running import run, runs_here
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
+from hypic_kernels.rows import CHUNK, RowArrays, Rows, row_arrays
 from hypic_kernels.trust import is_trusted
 
 __all__ = [

@@ -10,8 +10,8 @@ from torch import Tensor
 from hypic_kernels.delta import reference
 from hypic_kernels.delta.layout import LiftConfig, ReadConfig, StepConfig
 from hypic_kernels.delta.problem import Problem, Shape
-from hypic_kernels.delta.rows import Rows
 from hypic_kernels.delta.rule import TOLERANCE, GatedNorm, Precision, Rule
+from hypic_kernels.rows import Rows
 from hypic_kernels.trust import relative_error
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}

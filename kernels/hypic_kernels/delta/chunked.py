@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hypic_kernels.delta.rows import CHUNK, Rows
 from hypic_kernels.delta.rule import GatedNorm, Rule
+from hypic_kernels.rows import CHUNK, Rows
 
 MAX_KEY_DIM = 256
 _LOG2_E = 1 / math.log(2)

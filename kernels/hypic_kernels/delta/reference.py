@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hypic_kernels.delta.rows import CHUNK, Rows
 from hypic_kernels.delta.rule import GatedNorm, Maps, Rule, state_dtype
+from hypic_kernels.rows import CHUNK, Rows
 
 
 class Prepared(NamedTuple):

@@ -19,8 +19,8 @@ from torch import Tensor
 from hypic_kernels import compose, delta
 from hypic_kernels.delta import chunked, gathering, reference
 from hypic_kernels.delta.problem import Problem, Shape
-from hypic_kernels.delta.rows import CHUNK, Rows
 from hypic_kernels.delta.rule import TOLERANCE
+from hypic_kernels.rows import CHUNK, Rows
 from hypic_kernels.timing import median_s, replayed_s
 from hypic_kernels.trust import relative_error
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from hypic_kernels import available, interpreted
 from hypic_kernels.delta import chunked, reference
 from hypic_kernels.delta.check import RunVariant
-from hypic_kernels.delta.rows import Rows
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Rule
 from hypic_kernels.delta.shapes import check_norm, check_rows, check_tokens, fits
+from hypic_kernels.rows import Rows
 from hypic_kernels.trust import is_trusted
 
 RunBackend = Literal["auto", "fla", "reference"]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from hypic_kernels.delta.layout import CHUNK_SIZES
-from hypic_kernels.delta.rows import Rows
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Rule
+from hypic_kernels.rows import Rows
 
 
 def fits(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
