@@ -10,6 +10,7 @@ bfloat16, sums float32, the state between chunks float32; so a result is off by 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -150,7 +151,7 @@ def run(
     """The twin of ``reference.run`` and ``reference.normed``, into the rows of ``out`` that ``rows`` names."""
     from hypic_kernels.delta import gathering
 
-    with torch.cuda.device(q.device):
+    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
         x = gathered(q, k, v, g, beta, rows, rule)
         made = chunked(x, rows)
         states, values, final = walked(x, made, rows, initial)
