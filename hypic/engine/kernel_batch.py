@@ -29,13 +29,14 @@ MIN_SPLIT_KEYS = 128
 class Geometry:
     """What packing must know of a model: ``paged`` if every full-attention layer reads pages by kernel; ``gathers`` if
     interiors are moved before they are read. Chains of rows alone are runs where they have ``min_run_tokens`` together;
-    ``None``: no kernel is there that carries the state through a run."""
+    ``None``: no kernel is there that carries the state through a run. ``has_fla``: on a GPU it is fla's."""
 
     conv_width: int
     num_kv_heads: int
     paged: bool
     gathers: bool
     min_run_tokens: int | None = None
+    has_fla: bool = False
 
 
 @dataclass(frozen=True)

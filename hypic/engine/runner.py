@@ -134,17 +134,16 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
     if not wanted or layout.state_dtype != torch.float32:
         return None
     num_kv_heads = max((shape.num_kv_heads for shape in layout.attention), default=1)
-    gathers, min_run_tokens = model.linear_rotary is not None, None
-    if not gathers and model.runs_rows():
-        min_run_tokens = MIN_RUN_TOKENS if device.type == "cuda" else 0
-    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, gathers, min_run_tokens)
+    runner, gathers = model.runner_of_rows(), model.linear_rotary is not None
+    min_run_tokens = None if runner is None else MIN_RUN_TOKENS if device.type == "cuda" else 0
+    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, gathers, min_run_tokens, runner == "fla")
 
 
 def path_of(geometry: Geometry | None, device: torch.device) -> str:
     """What computes entries, as ``Identity`` names it."""
     if geometry is None:
         return f"torch on {device.type}"
-    has_fla = device.type == "cuda" and geometry.min_run_tokens is not None
+    has_fla = device.type == "cuda" and geometry.has_fla
     return f"{'kernels and fla' if has_fla else 'kernels'} on {device.type}"
 
 

@@ -27,7 +27,7 @@ from tests.engine.harness import TOLERANCE, Bench, Checkpoints, Pieces, live, re
 
 LIMIT = TOLERANCE["float32"]
 CPU = torch.device("cpu")
-MODELS = ["qwen", "qwen-wide", "qwen-conv-2", "qwen-linear"]
+MODELS = ["qwen", "qwen-wide", "qwen-conv-2", "qwen-linear", "minimax", "minimax-partial", "minimax-linear"]
 Noted = list[tuple[Round, ...]]
 
 
@@ -106,10 +106,9 @@ def test_the_path_of_entries_says_what_computed_them(checkpoints: Checkpoints) -
     geometry = geometry_of(model, model.layout, "on", CPU)
     assert geometry is not None and geometry.min_run_tokens == 0 and path_of(geometry, CPU) == "kernels on cpu"
     assert path_of(geometry, torch.device("cuda")) == "kernels and fla on cuda"
-    assert path_of(replace(geometry, min_run_tokens=None), torch.device("cuda")) == "kernels on cuda"
-    rotary = checkpoints.runner("minimax", "float32").model
-    other = geometry_of(rotary, rotary.layout, "on", CPU)
-    assert other is not None and other.min_run_tokens is None
+    decaying = checkpoints.runner("minimax", "float32").model
+    other = geometry_of(decaying, decaying.layout, "on", CPU)
+    assert other is not None and other.min_run_tokens == 0 and path_of(other, torch.device("cuda")) == "kernels on cuda"
 
 
 # -- steps against the reference ---------------------------------------------------------------------------------------
@@ -121,9 +120,9 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
     found: Noted = []
     sound = linear_kernels.run_rounds
 
-    def run_rounds(mixer: Any, tokens: Any, rounds: Sequence[Round], *rest: Any) -> None:
+    def run_rounds(run: Any, rounds: Sequence[Round], *rest: Any) -> None:
         found.append(tuple(rounds))
-        sound(mixer, tokens, rounds, *rest)
+        sound(run, rounds, *rest)
 
     monkeypatch.setattr(linear_kernels, "run_rounds", run_rounds)
     yield found
@@ -147,7 +146,7 @@ def test_cold_and_warm_prompts_equal_the_reference(name: str, checkpoints: Check
 
 
 @pytest.mark.parametrize("max_step_tokens", [64, 150, 300])
-@pytest.mark.parametrize("name", ["qwen", "qwen-wide"])
+@pytest.mark.parametrize("name", ["qwen", "qwen-wide", "minimax-partial"])
 def test_interiors_in_pieces_equal_the_reference(
     name: str, max_step_tokens: int, checkpoints: Checkpoints, noted: Noted
 ) -> None:
@@ -159,8 +158,9 @@ def test_interiors_in_pieces_equal_the_reference(
     assert other.is_over and any(round.is_continued for rounds in noted for round in rounds)
 
 
-def test_entries_of_runs_are_those_of_plain_steps(checkpoints: Checkpoints, noted: Noted) -> None:
-    loaded, pieces = checkpoints.runner("qwen", "float32"), long_segments()
+@pytest.mark.parametrize("name", ["qwen", "minimax-partial"])
+def test_entries_of_runs_are_those_of_plain_steps(name: str, checkpoints: Checkpoints, noted: Noted) -> None:
+    loaded, pieces = checkpoints.runner(name, "float32"), long_segments()
     for max_step_tokens in (8192, 100):
         benches = [Bench(loaded, kernels=kernels, max_step_tokens=max_step_tokens) for kernels in ("on", "off")]
         for bench in benches:
@@ -182,8 +182,9 @@ def test_a_conversation_of_long_turns_from_snapshots(checkpoints: Checkpoints, n
     assert max(len(rounds) for rounds in noted) > 1 and bench.engine.store.stats.num_entries > 3
 
 
-def test_runs_stand_beside_composed_and_decoded_chains(checkpoints: Checkpoints, noted: Noted) -> None:
-    bench = Bench(checkpoints.runner("qwen", "float32"), kernels="on", max_step_tokens=260)
+@pytest.mark.parametrize("name", ["qwen", "minimax-partial"])
+def test_runs_stand_beside_composed_and_decoded_chains(name: str, checkpoints: Checkpoints, noted: Noted) -> None:
+    bench = Bench(checkpoints.runner(name, "float32"), kernels="on", max_step_tokens=260)
     prompts = [
         [seg(90, 5), live(4, 6)],
         [live(300, 1)],
@@ -200,7 +201,7 @@ def test_runs_stand_beside_composed_and_decoded_chains(checkpoints: Checkpoints,
         assert plan is not None
         mixed += bool(plan.rounds) and len(plan.chunks) > 0
     for pieces, answer in zip(prompts, answers, strict=True):
-        expected = checkpoints.expected("qwen", pieces, generated=answer.ids[:-1])
+        expected = checkpoints.expected(name, pieces, generated=answer.ids[:-1])
         assert answer.error_where_run(expected) < LIMIT
     assert mixed > 1 and noted
     bench.assert_sound()
@@ -242,8 +243,8 @@ def _spoiled_rounds(spoil: Callable[[int, Round], Round]) -> Spoil:
     def inject(patch: pytest.MonkeyPatch) -> None:
         sound = linear_kernels.run_rounds
 
-        def faulty(mixer: Any, tokens: Any, rounds: Sequence[Round], *rest: Any) -> None:
-            sound(mixer, tokens, [spoil(number, round) for number, round in enumerate(rounds)], *rest)
+        def faulty(run: Any, rounds: Sequence[Round], *rest: Any) -> None:
+            sound(run, [spoil(number, round) for number, round in enumerate(rounds)], *rest)
 
         patch.setattr(linear_kernels, "run_rounds", faulty)
 
@@ -261,16 +262,17 @@ SPOILED: dict[str, Spoil] = {
 }
 
 
+@pytest.mark.parametrize("name", ["qwen", "minimax-partial"])
 @pytest.mark.parametrize(
     ("fault", "max_step_tokens"),
     [(fault, 150 if fault in ("done-forgotten", "state-not-kept") else 8192) for fault in SPOILED],
 )
 def test_a_fault_in_runs_shows(
-    fault: str, max_step_tokens: int, checkpoints: Checkpoints, noted: Noted, monkeypatch: pytest.MonkeyPatch
+    name: str, fault: str, max_step_tokens: int, checkpoints: Checkpoints, noted: Noted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = [*long_segments()[:-1], seg(300, 8), live(70, 2)]
     SPOILED[fault](monkeypatch)
-    bench = Bench(checkpoints.runner("qwen", "float32"), kernels="on", max_step_tokens=max_step_tokens)
+    bench = Bench(checkpoints.runner(name, "float32"), kernels="on", max_step_tokens=max_step_tokens)
     answer = bench.add(pieces)
     bench.run()
-    assert noted and (answer.error or answer.error_to(checkpoints.expected("qwen", pieces)) > 100 * LIMIT)
+    assert noted and (answer.error or answer.error_to(checkpoints.expected(name, pieces)) > 100 * LIMIT)

@@ -8,6 +8,7 @@ kernels that carry the state (``linear_runs``): what they fold may be read in th
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.chunks import chunked
 from hypic.engine.layers.linear_runs import RunMixer, run_rounds
 from hypic.engine.layers.rotary import Angles, move
+from hypic.engine.linear import RunFamily
 from hypic.engine.pool import Pool
 from hypic_kernels import compose
 
@@ -67,7 +69,7 @@ def _fused(mixer: FusedMixer, projected: Any, batch: Batch, plan: KernelPlan, po
     rows = mixer.rows(projected, plan, pool, layer)
     if plan.rounds:
         assert isinstance(mixer, RunMixer), "runs were planned for a layer that has no kernel for them"
-        run_rounds(mixer, rows, plan.rounds, pool, layer)
+        run_rounds(partial(mixer.run_rows, rows), plan.rounds, pool, layer)
     if len(plan.chunks):
         maps, read = mixer.lift_rows(rows, plan.chunks)
         read(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
@@ -82,6 +84,21 @@ def _step(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tenso
 
 
 def _scan(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None) -> Tensor:
+    """Outputs ``[N, H, V]``: of runs, and of what is composed."""
+    if not plan.rounds:
+        return _composed(mixer, x, plan, pool, layer, moves)
+    assert isinstance(mixer.family, RunFamily), "runs were planned for a family that has no kernel for them"
+    states, num_tokens = pool.states[layer], len(plan.conv_sources)
+    out = states.new_empty((num_tokens, states.shape[1], states.shape[3]))
+    run_rounds(lambda rows, initial: mixer.family.run(x, rows, initial, out), plan.rounds, pool, layer)
+    if len(plan.chunks):
+        assert plan.mapped_tokens is not None, "a step with runs says which tokens are in none"
+        out.index_copy_(0, plan.mapped_tokens, _composed(mixer, x, plan, pool, layer, moves))
+    return out
+
+
+def _composed(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None) -> Tensor:
+    """Of the tokens that have maps, in order."""
     lifted = mixer.family.lift(chunked(x, plan.chunks))
     states = scan(lifted.maps, plan, pool, layer, moves, mixer.family.has_channel_gate)
     outputs = lifted.read(states[: len(plan.chunks)]).transpose(1, 2).flatten(0, 1)
