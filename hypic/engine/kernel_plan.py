@@ -54,8 +54,9 @@ class KernelPlan:
     ``chunks [M, C]`` holds token numbers, ``N`` pads; ``token_chunks [N]`` (int64) is its inverse into ``M * C``.
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
     ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64).
-    Runs have no chunks of these and stand in none of these chains, but in ``rounds``; the tokens that are left are
-    ``mapped_tokens`` (int64), or all where there are no runs.
+    Tokens of runs stand in none of these, but in ``rounds``.
+    ``element_turns [E]``: the number of an element's interior, -1 for chunks. ``gathers``: the chains' source 1 are the
+    interiors, gathered and moved, in their order, instead of the pool's entries.
     """
 
     conv_sources: Tensor
@@ -64,6 +65,8 @@ class KernelPlan:
     chunks: Tensor
     token_chunks: Tensor
     chains: Chains
+    element_turns: Tensor
+    gathers: bool
     num_outputs: int
     write_slots: Tensor
     write_places: Tensor
@@ -76,7 +79,6 @@ class KernelPlan:
     attention: AttentionPlan | None
     final_attention: AttentionPlan | None
     rounds: tuple[Round, ...] = ()
-    mapped_tokens: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def kernel_plan(
         chunks=sent["chunks"],
         token_chunks=sent.long("token_chunks"),
         chains=_chains(sent, "", counts, pool),
+        element_turns=sent["element_turns"],
+        gathers=counts.gathers,
         num_outputs=counts.num_outputs,
         write_slots=sent.long("write_slots"),
         write_places=sent.long("write_places"),
@@ -113,7 +117,6 @@ def kernel_plan(
         attention=attention,
         final_attention=final_attention,
         rounds=tuple(_round(sent, f"run{number}_", count) for number, count in enumerate(counts.rounds)),
-        mapped_tokens=sent.long("mapped_tokens") if "mapped_tokens" in sent else None,
     )
 
 

@@ -214,6 +214,9 @@ POLICIES = st.builds(
     reuse=st.sampled_from(["segments", "prefix", "none"]),
     seam=st.sampled_from([0, 1, 4, 8, 32]),
     min_segment_tokens=st.sampled_from([None, 0, 10]),
+    tail_seam=st.sampled_from([0, 1, 5]),
+    seam_share=st.sampled_from([0.0, 0.3]),
+    live_last=st.sampled_from([0, 1]),
 )
 
 
@@ -234,7 +237,8 @@ def test_spans_cover_the_prompt_once_and_in_order(pieces: Sequence[Piece], polic
     for span in made.spans:
         if isinstance(span, Interior):
             segment = made.segments[span.number]
-            assert span.start == segment.origin + policy.seam and span.stop == segment.origin + len(segment.ids)
+            wanted = policy.interiors(len(segment.ids))[segment.keys.index(span.key)]
+            assert (span.start - segment.origin, span.stop - segment.origin) == wanted
     assert marks(made) == sorted(marks(made)) and all(0 < position < len(flat) for position in marks(made))
     assert make(*pieces, policy=policy).marks == made.marks
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hypic.engine.batch import Batch, Final
 from hypic.engine.layers.attention import Attention, Turns
 from hypic.engine.layers.linear_attention import Mixer, mix
-from hypic.engine.layers.linear_runs import Runner, runner_of
+from hypic.engine.layers.linear_runs import RunMixer
 from hypic.engine.layers.mla import LatentAttention
 from hypic.engine.layers.moe import Experts
 from hypic.engine.layers.rotary import Angles, Rotary
@@ -86,18 +86,23 @@ class Decoder(nn.Module):
         return all(isinstance(mixer, Attention | LatentAttention) for mixer in attending)
 
     @property
+    def heads(self) -> list[tuple[HeadDims, int]]:
+        """What kernels must know of heads that they read through pages, and numbers of key heads; each kind once."""
+        rotary_dim = 0 if self.rotary is None else self.rotary.dim
+        attending = [mixer for mixer in self.mixers() if isinstance(mixer, Attention | LatentAttention)]
+        return list(dict.fromkeys(mixer.shape.paged(rotary_dim) for mixer in attending))
+
+    @property
     def is_recordable(self) -> bool:
         """Whether a step asks nothing of the host: attention is the kernels', and experts are one product."""
         weight = self.embed_tokens.weight
         experts = [module for module in self.modules() if isinstance(module, Experts)]
         return self.is_paged and all(module.asks_no_host(weight) for module in experts)
 
-    def runner_of_rows(self) -> Runner | None:
-        """Whose kernels carry the state of every linear layer through long rows; they are tried here."""
-        device = self.embed_tokens.weight.device
+    def runs_rows(self) -> bool:
+        """Whether every linear layer has a kernel that carries its state through long rows, which is tried here."""
         linear = [mixer for mixer in self.mixers() if isinstance(mixer.kept, LinearShape)]
-        runners = {runner_of(mixer, device) for mixer in linear}
-        return runners.pop() if len(runners) == 1 else None
+        return bool(linear) and all(isinstance(mixer, RunMixer) and mixer.runs_rows() for mixer in linear)
 
     @property
     def layout(self) -> Layout:

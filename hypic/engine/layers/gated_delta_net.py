@@ -132,14 +132,27 @@ class GatedDeltaNet(nn.Module):
 
     # -- by kernels --------------------------------------------------------------------------------------------------
 
-    def rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> HeadRows:
+    def lift_rows(
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None
+    ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
         """See ``linear_kernels.FusedMixer``."""
+        rows = self.rows(projected, plan, pool, layer)
+        maps, fill = self.lift_chunks(rows, plan.chunks)
+
+        def read(states: Tensor) -> Tensor:
+            fill(states)
+            return self.project_back(rows)
+
+        return maps, read
+
+    def rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> HeadRows:
+        """See ``linear_runs.RunMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
         return HeadRows(q, k, v, projected.a, projected.b, self._norm_of(projected), out)
 
-    def lift_rows(self, rows: HeadRows, chunks: Tensor) -> tuple[Affine, Callable[[Tensor], None]]:
-        """See ``linear_kernels.FusedMixer``."""
+    def lift_chunks(self, rows: HeadRows, chunks: Tensor) -> tuple[Affine, Callable[[Tensor], None]]:
+        """See ``linear_runs.RunMixer``."""
         maps = delta.lift(*rows.tokens, chunks, rule=self._rule)
 
         def read(states: Tensor) -> None:
@@ -158,10 +171,12 @@ class GatedDeltaNet(nn.Module):
         return delta.run(*tokens.tokens, rows, initial, tokens.out, rule=self._rule, norm=tokens.norm)
 
     def project_back(self, rows: HeadRows) -> Tensor:
-        """See ``linear_kernels.FusedMixer``."""
+        """See ``linear_runs.RunMixer``."""
         return self._projected_back(rows.out)
 
-    def step_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    def step_rows(
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None
+    ) -> Tensor:
         """See ``linear_kernels.FusedMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
         slots = (pool.states[layer], plan.initial_slots, plan.final_slots)

@@ -8,7 +8,6 @@ kernels that carry the state (``linear_runs``): what they fold may be read in th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -19,7 +18,7 @@ from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.chunks import chunked
 from hypic.engine.layers.linear_runs import RunMixer, run_rounds
 from hypic.engine.layers.rotary import Angles, move
-from hypic.engine.linear import RunFamily
+from hypic.engine.linear import LinearFamily
 from hypic.engine.pool import Pool
 from hypic_kernels import compose
 
@@ -29,22 +28,22 @@ PRECISION: compose.Precision = "tf32x3"
 
 @runtime_checkable
 class FusedMixer(Protocol):
-    """A layer whose recurrence has kernels; from raw projections to outputs ``[N, hidden]``, states in float32."""
+    """A layer whose recurrence has kernels; from raw projections to outputs ``[N, hidden]``, states in float32.
 
-    def rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Any:
-        """The step's tokens behind their convolution, and room for the outputs of their heads."""
+    ``angles`` are the tokens', in layers with rotary keys.
+    """
+
+    family: LinearFamily[Any]
+
+    def lift_rows(
+        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
+    ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
+        """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
         ...
 
-    def lift_rows(self, rows: Any, chunks: Tensor) -> tuple[Affine, Callable[[Tensor], None]]:
-        """Maps of ``chunks``, ``[M, H, ...]``, and what fills in the outputs of their tokens, given the states before
-        them ``[M, H, K, V]``."""
-        ...
-
-    def project_back(self, rows: Any) -> Tensor:
-        """``[N, hidden]``, once the outputs of all tokens are filled in."""
-        ...
-
-    def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    def step_rows(
+        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
+    ) -> Tensor:
         """One token a chain; the pool's states are moved on in place."""
         ...
 
@@ -56,23 +55,32 @@ def mix(
     plan = batch.kernels
     assert plan is not None, "the step was not planned for kernels"
     if isinstance(mixer, FusedMixer):
-        return _fused(mixer, projected, batch, plan, pool, layer)
+        return _fused(mixer, projected, batch, plan, pool, layer, angles, moves)
     projected = mixer.convolve(projected, batch, pool, layer)
     x = mixer.inputs(projected, angles)
     mixed = _step(mixer, x, plan, pool, layer) if batch.is_decode else _scan(mixer, x, plan, pool, layer, moves)
     return mixer.output(mixed, projected)  # type: ignore[no-any-return]
 
 
-def _fused(mixer: FusedMixer, projected: Any, batch: Batch, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+def _fused(
+    mixer: FusedMixer, projected: Any, batch: Batch, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None,
+    moves: Angles | None,
+) -> Tensor:  # fmt: skip
     if batch.is_decode:
-        return mixer.step_rows(projected, plan, pool, layer)
-    rows = mixer.rows(projected, plan, pool, layer)
+        return mixer.step_rows(projected, plan, pool, layer, angles)
     if plan.rounds:
         assert isinstance(mixer, RunMixer), "runs were planned for a layer that has no kernel for them"
-        run_rounds(partial(mixer.run_rows, rows), plan.rounds, pool, layer)
+        return _with_runs(mixer, projected, plan, pool, layer)
+    maps, read = mixer.lift_rows(projected, plan, pool, layer, angles)
+    return read(scan(maps, plan, pool, layer, moves, mixer.family.has_channel_gate)[: len(plan.chunks)])
+
+
+def _with_runs(mixer: RunMixer, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    rows = mixer.rows(projected, plan, pool, layer)
+    run_rounds(mixer, rows, plan.rounds, pool, layer)
     if len(plan.chunks):
-        maps, read = mixer.lift_rows(rows, plan.chunks)
-        read(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
+        maps, fill = mixer.lift_chunks(rows, plan.chunks)
+        fill(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
     return mixer.project_back(rows)
 
 
@@ -84,21 +92,6 @@ def _step(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tenso
 
 
 def _scan(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None) -> Tensor:
-    """Outputs ``[N, H, V]``: of runs, and of what is composed."""
-    if not plan.rounds:
-        return _composed(mixer, x, plan, pool, layer, moves)
-    assert isinstance(mixer.family, RunFamily), "runs were planned for a family that has no kernel for them"
-    states, num_tokens = pool.states[layer], len(plan.conv_sources)
-    out = states.new_empty((num_tokens, states.shape[1], states.shape[3]))
-    run_rounds(lambda rows, initial: mixer.family.run(x, rows, initial, out), plan.rounds, pool, layer)
-    if len(plan.chunks):
-        assert plan.mapped_tokens is not None, "a step with runs says which tokens are in none"
-        out.index_copy_(0, plan.mapped_tokens, _composed(mixer, x, plan, pool, layer, moves))
-    return out
-
-
-def _composed(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None) -> Tensor:
-    """Of the tokens that have maps, in order."""
     lifted = mixer.family.lift(chunked(x, plan.chunks))
     states = scan(lifted.maps, plan, pool, layer, moves, mixer.family.has_channel_gate)
     outputs = lifted.read(states[: len(plan.chunks)]).transpose(1, 2).flatten(0, 1)
@@ -120,6 +113,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
         before=states[:num],
         final=states[num:],
         precision=PRECISION,
+        turns=None if moves is None or plan.gathers else compose.Turns(plan.element_turns, moves.cos, moves.sin),
     )
     stored.index_copy_(0, plan.write_slots, states.index_select(0, plan.write_places))
     return states
@@ -127,7 +121,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
 
 def _placed(plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None, has_gate: bool) -> Affine:
     """Entries' maps as the chains name them: where they are stored, or gathered and moved to where they stand."""
-    if moves is None:
+    if moves is None or not plan.gathers:
         return Affine(pool.transitions[layer], pool.states[layer])
     gathered = pool.read_map(layer, plan.interior_states, plan.interior_transitions)
     moved = move(gathered, moves, has_channel_gate=has_gate)

@@ -12,13 +12,11 @@ which every family must treat as the identity.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from hypic.engine.affine import Affine
-from hypic_kernels.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -51,18 +49,4 @@ class LinearFamily(Protocol, Generic[Inputs]):
 
     def step(self, x: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
         """One token per row: inputs ``[N, H, ...]``, state ``[N, H, K, V]`` -> outputs ``[N, H, V]``, new state."""
-        ...
-
-
-@runtime_checkable
-class RunFamily(Protocol):
-    """A family with a kernel that carries the state through long rows, so that these need no maps."""
-
-    def runs_rows(self, key_dim: int, value_dim: int, device: torch.device) -> bool:
-        """Whether the kernel is there and right for heads of this size; on a CPU its reference is."""
-        ...
-
-    def run(self, x: Any, rows: Rows, initial: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs ``[N, H, ...]`` of tokens that ``rows`` name: states after rows from those before, ``[R, H, K, V]``,
-        and transitions of rows; outputs go where their tokens stand in ``out [N, H, V]``."""
         ...

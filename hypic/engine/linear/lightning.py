@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hypic.engine.affine import Affine
 from hypic.engine.linear import Lifted
 from hypic.engine.linear.delta import decay_matrix
-from hypic_kernels import decay
-from hypic_kernels.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -45,11 +42,3 @@ class Lightning:
     def step(self, x: DecayInputs, state: Tensor) -> tuple[Tensor, Tensor]:
         state = state * x.g.exp()[..., None, None] + x.k[..., :, None] * x.v[..., None, :]
         return (x.q[..., None, :] @ state)[..., 0, :], state
-
-    def runs_rows(self, key_dim: int, value_dim: int, device: torch.device) -> bool:
-        """See ``hypic.engine.linear.RunFamily``."""
-        return device.type != "cuda" or decay.runs_here(key_dim, value_dim, device)
-
-    def run(self, x: DecayInputs, rows: Rows, initial: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``hypic.engine.linear.RunFamily``."""
-        return decay.run(x.q, x.k, x.v, x.g, rows, initial, out)

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from hypic.engine.affine import Affine
 from hypic.engine.linear import Lifted
 from hypic.engine.linear.delta import decay_matrix
-from hypic_kernels import decay
-from hypic_kernels.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -47,14 +44,6 @@ class Mamba2:
         heads = x.v.shape[1]
         state = state * x.g.exp()[..., None, None] + _to_heads(x.k, heads)[..., :, None] * x.v[..., None, :]
         return (_to_heads(x.q, heads)[..., None, :] @ state)[..., 0, :], state
-
-    def runs_rows(self, key_dim: int, value_dim: int, device: torch.device) -> bool:
-        """See ``hypic.engine.linear.RunFamily``."""
-        return device.type != "cuda" or decay.runs_here(key_dim, value_dim, device)
-
-    def run(self, x: Mamba2Inputs, rows: Rows, initial: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``hypic.engine.linear.RunFamily``."""
-        return decay.run(x.q, x.k, x.v, x.g, rows, initial, out)
 
 
 def _to_heads(x: Tensor, num_heads: int) -> Tensor:

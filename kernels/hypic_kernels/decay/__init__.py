@@ -1,105 +1,172 @@
-"""``decay``: long rows of linear attention with one decay a head, from their states and on to their states.
+"""``decay``: linear attention with one decay a head (Lightning, arXiv 2401.04658; RetNet, arXiv 2307.08621; scalar GLA,
+arXiv 2312.06635; Mamba-2, arXiv 2405.21060) over chunks of tokens and token by token, on states in a pool.
 
-``S_t = a_t S_{t-1} + k_t v_t^T`` and ``o_t = S_t^T q_t`` with ``a_t = exp(g_t)``: Lightning (arXiv 2401.04658), RetNet
-(arXiv 2307.08621), simple GLA (arXiv 2312.06635) and Mamba-2 (arXiv 2405.21060). A row is walked in chunks of 64 tokens
-with the state in registers; then all chunks are read at once. The definition is ``reference.py``.
+``lift`` turns every chunk into an affine map of the state, ``read`` gives the outputs of its tokens once the states
+before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding. Silu, norms of q
+and k, and rotary positions happen inside (``Rule``). The definition is ``reference.py``, the derivation README.md.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from hypic_kernels import available, interpreted
 from hypic_kernels.decay import reference
-from hypic_kernels.decay.check import TOLERANCE, Precision, Variant
-from hypic_kernels.rows import Rows
+from hypic_kernels.decay.check import Kind, LiftVariant, ReadVariant, StepVariant
+from hypic_kernels.decay.layout import (
+    CHUNK_SIZES,
+    LiftConfig,
+    ReadConfig,
+    StepConfig,
+    default_precision,
+    lift_config,
+    read_config,
+    step_config,
+)
+from hypic_kernels.decay.rule import DecayError, Maps, Precision, Rule, state_dtype
+from hypic_kernels.decay.shapes import check_chunks, check_integers, check_maps, check_states, check_tokens, fits
+from hypic_kernels.delta.backend import Backend, takes_kernel
 from hypic_kernels.trust import is_trusted
 
-__all__ = ["TOLERANCE", "Backend", "DecayError", "Precision", "run", "runs_here"]
+__all__ = [
+    "CHUNK_SIZES",
+    "Backend",
+    "DecayError",
+    "LiftConfig",
+    "Maps",
+    "Precision",
+    "ReadConfig",
+    "Rule",
+    "StepConfig",
+    "lift",
+    "read",
+    "step",
+]
 
-Backend = Literal["auto", "triton", "reference"]
-INSTEAD = "Long rows are lifted to maps, or run by the reference."
-STORAGE = (torch.float32, torch.bfloat16, torch.float16)
+
+def lift(
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    chunks: Tensor,
+    *,
+    rule: Rule = Rule(),
+    out: Maps | None = None,
+    precision: Precision | None = None,
+    backend: Backend = "auto",
+    config: LiftConfig | None = None,
+) -> Maps:
+    """Every chunk as a map of the state, in float32 (float64 if an input is).
+
+    ``k [N, Hk, K]``, ``v [N, Hv, V]`` (views of a wider projection will do; numbers of a head side by side), ``g
+    [N, Hv]``, the logarithm of the decay, of any strides: one decay for all tokens is expanded. Value head ``j`` uses
+    key head ``j // (Hv / Hk)``; ``rule`` says what is done to k and v before. ``chunks [M, C]`` int32: the tokens of
+    each chunk in order, C of 16, 32 or 64. A number outside ``0 .. N - 1`` is a place without a token, which leaves the
+    state as it is; maps of a chunk without any token are not defined.
+
+    ``precision`` of products: ``"ieee"``, ``"tf32x3"``, ``"bf16x3"``, which carries 16 bits of both operands and is the
+    default for bfloat16, or ``"bf16"``. ``"auto"`` takes the kernel for CUDA tensors where its self-check passes, and
+    the reference otherwise and where a gradient or float64 is asked for.
+
+    Raises:
+        DecayError: shapes or types do not fit, or a layout cannot be addressed.
+    """
+    check_tokens(k, k, v, g, rule)
+    check_chunks(chunks)
+    dtype, precision = state_dtype(k, v, g), precision or default_precision(k.dtype)
+    if out is None:
+        out = Maps.empty(len(chunks), v.shape[1], k.shape[2], v.shape[2], v, dtype)
+    check_maps(out, chunks, v, k.shape[2], dtype)
+    config = config or lift_config(chunks.shape[1], k.shape[2], v.shape[2])
+    variant = LiftVariant(Kind.of(k, v, rule), chunks.shape[1], precision, config)
+    if takes_kernel(backend, dtype, (k, v, g)) and (backend == "triton" or is_trusted(variant)):
+        from hypic_kernels.decay import triton as kernel
+
+        kernel.lift(k, v, g, chunks, rule, out, precision, config).run()
+    elif len(chunks):
+        for target, result in zip(out, reference.lift(k, v, g, chunks, rule), strict=True):
+            target.copy_(result)
+    return out
 
 
-class DecayError(ValueError):
-    """Tensors that do not fit each other, or that the kernel cannot address."""
-
-
-def run(
+def read(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     g: Tensor,
-    rows: Rows,
-    initial: Tensor,
+    states: Tensor,
+    chunks: Tensor,
     out: Tensor,
     *,
-    precision: Precision = "tf32x3",
+    rule: Rule = Rule(),
+    precision: Precision | None = None,
     backend: Backend = "auto",
-) -> tuple[Tensor, Tensor]:
-    """Rows of tokens, each from its own state: final states ``[R, Hv, K, V]`` and decays of whole rows ``[R, Hv]``.
+    config: ReadConfig | None = None,
+) -> Tensor:
+    """Outputs of every chunk's tokens, into the rows of ``out [N, Hv, V]`` that they name; other rows are left alone.
 
-    ``q, k [N, Hk, K]``, ``v [N, Hv, V]`` (numbers of a head side by side), ``g [N, Hv]``, at most zero; value head
-    ``j`` uses key head ``j // (Hv / Hk)``. ``rows`` names the tokens; ``initial [R, Hv, K, V]`` are the states before.
-    Outputs go to the rows of ``out [N, Hv, V]`` that are named, of any floating type; others are left as they are.
-    States are float32 (float64 by the reference, if an input is). With ``d`` the decay of a row, its end state alone is
-    ``final - d initial``.
-
-    ``precision`` of products: ``"ieee"``, ``"tf32x3"``, or ``"bf16x3"``, which carries 16 bits. ``"auto"`` takes the
-    kernel for CUDA tensors where its self-check passes, the reference otherwise and where a gradient or float64 is
-    asked for.
+    Tokens, ``chunks`` and ``precision`` as in ``lift``; ``states [at least M, Hv, K, V]``: the state before chunk ``m``
+    stands at ``m``. ``out`` may have any floating type.
 
     Raises:
-        DecayError: shapes or types do not fit.
+        DecayError: shapes or types do not fit, or a layout cannot be addressed.
     """
-    _check(q, k, v, g, rows, initial, out)
-    variant = Variant(v.device, q.dtype, v.dtype, v.shape[1] // k.shape[1], k.shape[2], v.shape[2], precision)
-    if backend == "triton" or (backend == "auto" and _takes_kernel((q, k, v, g, initial)) and _is_right(variant)):
+    check_tokens(q, k, v, g, rule)
+    check_chunks(chunks)
+    check_states(states, len(chunks), v, k.shape[2])
+    fits("out", out, tuple(v.shape))
+    dtype, precision = state_dtype(q, k, v, g, states), precision or default_precision(k.dtype)
+    config = config or read_config(chunks.shape[1], k.shape[2], v.shape[2])
+    variant = ReadVariant(Kind.of(k, v, rule), out.dtype, chunks.shape[1], precision, config)
+    if takes_kernel(backend, dtype, (q, k, v, g, states)) and (backend == "triton" or is_trusted(variant)):
         from hypic_kernels.decay import triton as kernel
 
-        return kernel.run(q, k, v, g, rows, initial, out, precision)
-    plain, final, decays = reference.run(q, k, v, g, rows, initial)
-    out.index_copy_(0, rows.tokens.long(), plain.to(out.dtype))
-    return final, decays
+        kernel.read(q, k, v, g, states, chunks, rule, out, precision, config).run()
+        return out
+    is_named = torch.zeros(len(out) + 1, dtype=torch.bool, device=out.device)
+    is_named[torch.where((chunks >= 0) & (chunks < len(out)), chunks, len(out)).long().flatten()] = True
+    found = reference.read(q, k, v, g, states, chunks, rule).to(out.dtype)
+    return out.copy_(torch.where(is_named[:-1, None, None], found, out))
 
 
-def runs_here(key_dim: int, value_dim: int, device: torch.device) -> bool:
-    """Whether ``run`` has a kernel that is right on a random problem; it is tried once."""
-    known = torch.empty(0, device=device).device  # "cuda" has a number
-    if known.type != "cuda" or not available() or interpreted():
-        return False
-    return _is_right(Variant(known, torch.float32, torch.float32, 1, key_dim, value_dim, "tf32x3"))
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    states: Tensor,
+    read_slots: Tensor,
+    write_slots: Tensor,
+    *,
+    rule: Rule = Rule(),
+    out: Tensor | None = None,
+    backend: Backend = "auto",
+    config: StepConfig | None = None,
+) -> Tensor:
+    """One token per row: reads ``states[read_slots]``, writes ``states[write_slots]``, returns outputs ``[N, Hv, V]``.
 
+    Tokens as in ``lift``; ``states [slots, Hv, K, V]``; ``read_slots, write_slots [N]`` int32. A negative slot reads
+    zeros, or is not written. A row may write the slot that it reads; no row may write a slot that another row reads or
+    writes. ``out`` is given or made in float32 (float64 if an input is).
 
-def _is_right(variant: Variant) -> bool:
-    return is_trusted(variant, INSTEAD)
+    Raises:
+        DecayError: shapes or types do not fit, or a layout cannot be addressed.
+    """
+    check_tokens(q, k, v, g, rule)
+    check_states(states, 0, v, k.shape[2])
+    for name, slots in (("read_slots", read_slots), ("write_slots", write_slots)):
+        check_integers(name, slots, (len(v),))
+    dtype = state_dtype(q, k, v, g, states)
+    out = torch.empty(v.shape, dtype=dtype, device=v.device) if out is None else out
+    fits("out", out, tuple(v.shape))
+    config = config or step_config(k.shape[2], v.shape[2])
+    variant = StepVariant(Kind.of(k, v, rule), states.dtype, out.dtype, config)
+    if takes_kernel(backend, dtype, (q, k, v, g, states)) and (backend == "triton" or is_trusted(variant)):
+        from hypic_kernels.decay import stepping as kernel
 
-
-def _takes_kernel(tensors: tuple[Tensor, ...]) -> bool:
-    if not tensors[0].is_cuda or not available() or interpreted():
-        return False
-    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return not wants_gradient and all(tensor.dtype in STORAGE for tensor in tensors)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, g: Tensor, rows: Rows, initial: Tensor, out: Tensor) -> None:
-    if k.ndim != 3 or v.ndim != 3 or v.shape[1] % k.shape[1]:
-        raise DecayError(f"k {list(k.shape)} and v {list(v.shape)} must be [N, Hk, K] and [N, Hv, V], Hk dividing Hv.")
-    num_tokens, num_heads, value_dim = v.shape
-    states = (rows.num_rows, num_heads, k.shape[2], value_dim)
-    shapes = (
-        *(("q", q, tuple(k.shape)), ("k", k, (num_tokens, *k.shape[1:])), ("g", g, (num_tokens, num_heads))),
-        *(("initial", initial, states), ("out", out, tuple(v.shape))),
-    )
-    for name, tensor, shape in shapes:
-        if tuple(tensor.shape) != shape:
-            raise DecayError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}.")
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
-        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-            raise DecayError(f"{name} has stride {tensor.stride(-1)} in its last axis, not 1; call .contiguous().")
-    if not initial.is_contiguous():
-        raise DecayError("initial must be contiguous.")
+        kernel.step(q, k, v, g, states, read_slots, write_slots, rule, out, config).run()
+        return out
+    outputs, after = reference.step(q, k, v, g, states, read_slots, rule)
+    kept = write_slots >= 0
+    states[write_slots[kept].long()] = after[kept].to(states.dtype)
+    return out.copy_(outputs)

@@ -1,71 +1,58 @@
-"""Random rows, for tests and the self-check at first use."""
+"""The self-checks at first use: what decides which machine code runs, and its error on a small random problem."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hypic_kernels.decay import reference
-from hypic_kernels.rows import Rows
+from hypic_kernels.decay.layout import LiftConfig, ReadConfig, StepConfig
+from hypic_kernels.decay.problem import Problem, Shape
+from hypic_kernels.decay.rule import TOLERANCE, Precision, Rule
 from hypic_kernels.trust import relative_error
 
-Precision = Literal["ieee", "tf32x3", "bf16x3"]
-TOLERANCE: dict[Precision, float] = {"ieee": 1e-5, "tf32x3": 1e-5, "bf16x3": 1e-4}
-"""Of the relative error; plain TF32 would stand at 3e-4."""
-LENGTHS = (70, 64, 1, 129)
+EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+"""What rounding an output to its type adds to a relative error, at most."""
 
 
-class Problem(NamedTuple):
-    """Arguments of ``run`` but for ``out``; one decay is very strong."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    rows: Rows
-    initial: Tensor
-
-    @staticmethod
-    def random(
-        dims: tuple[int, int],
-        heads: tuple[int, int] = (1, 2),
-        lengths: tuple[int, ...] = LENGTHS,
-        *,
-        dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32),
-        device: torch.device | str = "cpu",
-    ) -> Problem:
-        """``dims`` are K and V, ``heads`` Hk and Hv, ``dtypes`` of q and k, and of v."""
-        draw, size = torch.Generator().manual_seed(0), sum(lengths)
-
-        def normal(*sizes: int) -> Tensor:
-            return torch.randn(sizes, generator=draw)
-
-        q, k = (normal(size, heads[0], dims[0]).to(device, dtypes[0]) / dims[0] ** 0.5 for _ in range(2))
-        v, g = normal(size, heads[1], dims[1]).to(device, dtypes[1]), -normal(size, heads[1]).exp() / 16
-        g[size // 3] = -30000.0
-        initial = normal(len(lengths), heads[1], *dims).to(device)
-        return Problem(q, k, v, g.to(device), Rows.of(lengths, 0, device), initial)
-
-    def solve(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs, final states and decays in float64."""
-        q, k, v, g = (tensor.double() for tensor in self[:4])
-        return reference.run(q, k, v, g, self.rows, self.initial.double())
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What decides which machine code runs."""
+class Kind(NamedTuple):
+    """Of tokens and of the layer's preparation: all that is compiled in but sizes of chunks and blocks."""
 
     device: torch.device
-    key_dtype: torch.dtype
-    value_dtype: torch.dtype
+    dtype: torch.dtype
     group: int
     key_dim: int
     value_dim: int
+    num_turned: int
+    silu: bool
+    has_norm: bool
+    weight_dtype: torch.dtype
+
+    @staticmethod
+    def of(k: Tensor, v: Tensor, rule: Rule) -> Kind:
+        weight_dtype = k.dtype if rule.k_weight is None else rule.k_weight.dtype
+        group, has_norm = v.shape[1] // k.shape[1], rule.k_weight is not None
+        sizes = (k.shape[2], v.shape[2], rule.num_turned)
+        return Kind(v.device, v.dtype, group, *sizes, rule.silu, has_norm, weight_dtype)
+
+    def problem(self, size: int) -> Problem:
+        """Rows shorter and longer than a chunk, a chunk without a token."""
+        shape = Shape(
+            self.key_dim, self.value_dim, 2, 2 * self.group, size, (8, 1, 2 * size + 3),
+            num_turned=self.num_turned, silu=self.silu, has_norm=self.has_norm, is_fixed=False,
+        )  # fmt: skip
+        return Problem.random(shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class LiftVariant:
+    kind: Kind
+    size: int
     precision: Precision
+    config: LiftConfig
 
     @property
     def tolerance(self) -> float:
@@ -74,8 +61,52 @@ class Variant:
     def measure(self) -> float:
         from hypic_kernels.decay import triton as kernel
 
-        dims, dtypes = (self.key_dim, self.value_dim), (self.key_dtype, self.value_dtype)
-        problem = Problem.random(dims, (1, self.group), dtypes=dtypes, device=self.device)
-        out = torch.full(problem.v.shape, torch.nan, device=self.device)
-        results = out, *kernel.run(*problem, out, self.precision)
-        return max(map(relative_error, results, problem.solve()))
+        p = self.kind.problem(self.size)
+        out = p.poisoned()
+        kernel.lift(p.k, p.v, p.g, p.chunks, p.rule, out, self.precision, self.config).run()
+        return max(map(relative_error, out, p.lifted()))
+
+
+@dataclass(frozen=True)
+class ReadVariant:
+    kind: Kind
+    out_dtype: torch.dtype
+    size: int
+    precision: Precision
+    config: ReadConfig
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE[self.precision] + EPSILON[self.out_dtype]
+
+    def measure(self) -> float:
+        from hypic_kernels.decay import triton as kernel
+
+        p = self.kind.problem(self.size)
+        out = torch.full_like(p.v, torch.nan, dtype=self.out_dtype)
+        kernel.read(*p.tokens, p.states, p.chunks, p.rule, out, self.precision, self.config).run()
+        wide = p.wide()
+        return relative_error(out, reference.read(*wide.tokens, wide.states, p.chunks, wide.rule))
+
+
+@dataclass(frozen=True)
+class StepVariant:
+    kind: Kind
+    state_dtype: torch.dtype
+    out_dtype: torch.dtype
+    config: StepConfig
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE["ieee"] + max(EPSILON[self.out_dtype], EPSILON[self.state_dtype])
+
+    def measure(self) -> float:
+        from hypic_kernels.decay import stepping as kernel
+
+        p = self.kind.problem(16)
+        pool, (reads, writes) = p.pool().to(self.state_dtype), p.slots()
+        out, exact, wide = torch.full_like(p.v, torch.nan, dtype=self.out_dtype), pool.double(), p.wide()
+        outputs, after = reference.step(*wide.tokens, exact, reads, wide.rule)
+        exact[writes[writes >= 0].long()] = after[writes >= 0]
+        kernel.step(*p.tokens, pool, reads, writes, p.rule, out, self.config).run()
+        return max(relative_error(out, outputs), relative_error(pool, exact))

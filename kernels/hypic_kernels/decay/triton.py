@@ -1,44 +1,47 @@
-"""``run`` as kernels: one walks the chunks of a row with a block of the state in registers and leaves the state before
-each; the other reads all chunks at once.
+"""``lift`` and ``read`` as kernels, from tokens where they lie: a program per chunk, head and block of value columns.
 
-Decays between two tokens are made from sums of what stands between them, never as a difference of running sums, which
-one very strong decay would blur. Loops are not pipelined: Triton 3.6 has overwritten tiles that a product still read.
+q and k are prepared (silu, norm, rotation) where they are needed, so nothing but maps and outputs is written. A chunk
+of padding does nothing. What is computed stands in ``reference.py``; this file checks no argument: the package does.
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
-import torch
 import triton.language as tl
 from torch import Tensor
 
-from hypic_kernels.decay.check import Precision
+from hypic_kernels.decay.layout import LiftConfig, ReadConfig
+from hypic_kernels.decay.parts import norm_factor, places_of, prepared, spread_of
+from hypic_kernels.decay.rule import Maps, Precision, Rule
 from hypic_kernels.delta.parts import both_wide
 from hypic_kernels.launch import Launch, jit, jit_for_any
-from hypic_kernels.rows import CHUNK, Rows
-
-BLOCK_K, BLOCK_V = 64, 32
-READ_K, READ_V = 32, 64
 
 
 @jit
-def _tile(
-    x: tl.tensor, token: tl.tensor, x_token: tl.tensor, place: tl.tensor, columns: tl.tensor, mask: tl.tensor
+def _values(
+    v: tl.tensor,
+    place: tl.tensor,
+    columns: tl.tensor,
+    real: tl.tensor,
+    V: tl.constexpr,
+    SILU: tl.constexpr,
 ) -> tl.tensor:
-    """``[C, columns]`` of one head, in fp32."""
-    return tl.load(x + token[:, None] * x_token + place + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    value = tl.load(v + place + columns, mask=real & (columns < V), other=0.0).to(tl.float32)
+    if SILU:
+        value *= tl.sigmoid(value)
+    return value
 
 
-@jit
-def _walk(
+@jit_for_any("N")
+def _lift(
     k: tl.tensor,
     v: tl.tensor,
     g: tl.tensor,
-    tokens: tl.tensor,
-    cu_seqlens: tl.tensor,
-    chunk_offsets: tl.tensor,
-    initial: tl.tensor,
-    before: tl.tensor,
-    final: tl.tensor,
-    decays: tl.tensor,
+    weight: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    chunks: tl.tensor,
+    transition: tl.tensor,
+    end_state: tl.tensor,
+    N: tl.tensor,
     H: tl.tensor,
     k_token: tl.tensor,
     k_head: tl.tensor,
@@ -46,59 +49,55 @@ def _walk(
     v_head: tl.tensor,
     g_token: tl.tensor,
     g_head: tl.tensor,
+    angle_token: tl.tensor,
+    eps: tl.tensor,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     C: tl.constexpr,
+    HALF: tl.constexpr,
+    SILU: tl.constexpr,
+    NORM: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> None:
-    num_k: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    num_v: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    program = tl.program_id(0)
-    part, head, row = program % (num_k * num_v), program // (num_k * num_v) % H, program // (num_k * num_v * H)
-    down, across = part // num_v * BLOCK_K + tl.arange(0, BLOCK_K), part % num_v * BLOCK_V + tl.arange(0, BLOCK_V)
-    inside = (down < K)[:, None] & (across < V)[None, :]
-    block = down[:, None] * V + across[None, :]
-    start, end = tl.load(cu_seqlens + row), tl.load(cu_seqlens + row + 1)
-    chunk = tl.load(chunk_offsets + row)
-    own = (tl.cast(row, tl.int64) * H + head) * K * V
-    state = tl.load(initial + own + block, mask=inside, other=0.0).to(tl.float32)
-    total = 0.0
-    for first in tl.range(start, end, C, num_stages=1):
-        place = (tl.cast(chunk, tl.int64) * H + head) * K * V
-        tl.store(before + place + block, state, mask=inside)
-        places = first + tl.arange(0, C)
-        real = places < end
-        token = tl.load(tokens + places, mask=real, other=0).to(tl.int64)
-        later = tl.load(tokens + places + 1, mask=places + 1 < end, other=0).to(tl.int64)
-        gate = tl.load(g + token * g_token + head * g_head, mask=real, other=0.0).to(tl.float32)
-        is_followed = (places + 1 < end) & (tl.arange(0, C) + 1 < C)
-        after = tl.load(g + later * g_token + head * g_head, mask=is_followed, other=0.0).to(tl.float32)
-        remaining = tl.exp(tl.cumsum(after, axis=0, reverse=True))
-        sum = tl.sum(gate, axis=0)
-        key = _tile(k, token, k_token, head // GROUP * k_head, down, real[:, None] & (down < K)[None, :])
-        value = _tile(v, token, v_token, head * v_head, across, real[:, None] & (across < V)[None, :])
-        state = both_wide(tl.trans(key), value * remaining[:, None], state * tl.exp(sum), PRECISION)
-        total += sum
-        chunk += 1
-    tl.store(final + own + block, state, mask=inside)
-    tl.store(decays + row * H + head, tl.exp(total), mask=part == 0)
+    num_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    program, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    chunk, head = program // H, program % H
+    tokens, is_token = places_of(chunks + tl.cast(chunk, tl.int64) * C, N, C)
+    if tl.max(is_token.to(tl.int32), axis=0) > 0:
+        decay = tl.load(g + tokens * g_token + head * g_head, mask=is_token, other=0.0).to(tl.float32)
+        remaining = tl.exp(tl.sum(spread_of(decay, C), axis=0))
+        tl.store(transition + program, tl.exp(tl.sum(decay, axis=0)), mask=block == 0)
+        token, real = tokens[:, None], is_token[:, None]
+        columns = block * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+        value = _values(v, token * v_token + head * v_head, columns, real, V, SILU) * remaining[:, None]
+        rows = k + token * k_token + (head // GROUP) * k_head
+        cos_rows, sin_rows = cos + token * angle_token, sin + token * angle_token
+        factor = norm_factor(rows, real, eps, K, C, SILU, NORM, BLOCK_K)
+        target = end_state + tl.cast(program, tl.int64) * K * V
+        for start in tl.range(0, K, BLOCK_K, num_stages=1):
+            across = start + tl.arange(0, BLOCK_K)
+            key = prepared(rows, real, across[None, :], factor, weight, cos_rows, sin_rows, K, HALF, SILU, NORM)
+            tile = both_wide(tl.trans(key), value, tl.zeros((BLOCK_K, BLOCK_V), tl.float32), PRECISION)
+            tl.store(target + across[:, None] * V + columns, tile, mask=(across < K)[:, None] & (columns < V))
 
 
-@jit_for_any("M")
+@jit_for_any("N")
 def _read(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
     g: tl.tensor,
-    tokens: tl.tensor,
-    cu_seqlens: tl.tensor,
-    chunk_indices: tl.tensor,
-    before: tl.tensor,
+    q_weight: tl.tensor,
+    k_weight: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    chunks: tl.tensor,
+    states: tl.tensor,
     out: tl.tensor,
-    M: tl.tensor,
+    N: tl.tensor,
     H: tl.tensor,
     q_token: tl.tensor,
     q_head: tl.tensor,
@@ -108,78 +107,109 @@ def _read(
     v_head: tl.tensor,
     g_token: tl.tensor,
     g_head: tl.tensor,
+    angle_token: tl.tensor,
     out_token: tl.tensor,
     out_head: tl.tensor,
+    eps: tl.tensor,
+    scale: tl.tensor,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
     C: tl.constexpr,
+    HALF: tl.constexpr,
+    SILU: tl.constexpr,
+    NORM: tl.constexpr,
+    PRECISION: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> None:
-    num_v: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
-    program = tl.program_id(0)
-    across = program % num_v * BLOCK_V + tl.arange(0, BLOCK_V)
-    head, chunk = program // num_v % H, program // (num_v * H)
-    row, number = tl.load(chunk_indices + 2 * chunk), tl.load(chunk_indices + 2 * chunk + 1)
-    within = tl.arange(0, C)
-    places = tl.load(cu_seqlens + row) + number * C + within
-    real = places < tl.load(cu_seqlens + row + 1)
-    token = tl.load(tokens + places, mask=real, other=0).to(tl.int64)
-    gate = tl.load(g + token * g_token + head * g_head, mask=real, other=0.0).to(tl.float32)
-    state = before + (tl.cast(chunk, tl.int64) * H + head) * K * V
-    scores = tl.zeros((C, C), tl.float32)
-    total = tl.zeros((C, BLOCK_V), tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=1):
-        down = start + tl.arange(0, BLOCK_K)
-        mask = real[:, None] & (down < K)[None, :]
-        query = _tile(q, token, q_token, head // GROUP * q_head, down, mask)
-        key = _tile(k, token, k_token, head // GROUP * k_head, down, mask)
-        inside = (down < K)[:, None] & (across < V)[None, :]
-        held = tl.load(state + down[:, None] * V + across[None, :], mask=inside, other=0.0)
-        total = both_wide(query, held, total, PRECISION)
-        scores = both_wide(query, tl.trans(key), scores, PRECISION)
-    is_later = within[:, None] > within[None, :]
-    decay = tl.exp(tl.cumsum(tl.where(is_later, gate[:, None], 0.0), axis=0))
-    decay = tl.where(within[:, None] >= within[None, :], decay, 0.0)
-    mask = real[:, None] & (across < V)[None, :]
-    value = _tile(v, token, v_token, head * v_head, across, mask)
-    total = both_wide(scores * decay, value, total * tl.exp(tl.cumsum(gate, axis=0))[:, None], PRECISION)
-    target = out + token[:, None] * out_token + head * out_head + across[None, :]
-    tl.store(target, total.to(out.dtype.element_ty), mask=mask)
+    """Scores of the chunk's own tokens are made anew in each block of columns: they cost less than to be kept."""
+    num_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    program, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    chunk, head = program // H, program % H
+    tokens, is_token = places_of(chunks + tl.cast(chunk, tl.int64) * C, N, C)
+    if tl.max(is_token.to(tl.int32), axis=0) > 0:
+        decay = tl.load(g + tokens * g_token + head * g_head, mask=is_token, other=0.0).to(tl.float32)
+        growth = tl.exp(tl.cumsum(decay, axis=0))[:, None]
+        token, real = tokens[:, None], is_token[:, None]
+        columns = block * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+        q_rows = q + token * q_token + (head // GROUP) * q_head
+        k_rows = k + token * k_token + (head // GROUP) * k_head
+        cos_rows, sin_rows = cos + token * angle_token, sin + token * angle_token
+        q_factor = norm_factor(q_rows, real, eps, K, C, SILU, NORM, BLOCK_K)
+        k_factor = norm_factor(k_rows, real, eps, K, C, SILU, NORM, BLOCK_K)
+        state = states + tl.cast(program, tl.int64) * K * V
+        total, scores = tl.zeros((C, BLOCK_V), tl.float32), tl.zeros((C, C), tl.float32)
+        for start in tl.range(0, K, BLOCK_K, num_stages=1):
+            across = start + tl.arange(0, BLOCK_K)
+            channels = across[None, :]
+            tile = tl.load(
+                state + across[:, None] * V + columns, mask=(across < K)[:, None] & (columns < V), other=0.0
+            ).to(tl.float32)
+            asked = prepared(q_rows, real, channels, q_factor, q_weight, cos_rows, sin_rows, K, HALF, SILU, NORM)
+            key = prepared(k_rows, real, channels, k_factor, k_weight, cos_rows, sin_rows, K, HALF, SILU, NORM)
+            scores = both_wide(asked, tl.trans(key), scores, PRECISION)
+            total = both_wide(asked * growth, tile, total, PRECISION)
+        is_seen = tl.arange(0, C)[:, None] >= tl.arange(0, C)[None, :]
+        scores = tl.where(is_seen, scores * tl.exp(tl.cumsum(spread_of(decay, C), axis=0)), 0.0)
+        value = _values(v, token * v_token + head * v_head, columns, real, V, SILU)
+        total = both_wide(scores, value, total, PRECISION) * scale
+        target = out + token * out_token + head * out_head + columns
+        tl.store(target, total.to(out.dtype.element_ty), mask=real & (columns < V))
 
 
-def run(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, rows: Rows, initial: Tensor, out: Tensor, precision: Precision
-) -> tuple[Tensor, Tensor]:
-    """The twin of ``reference.run``, with outputs where their tokens stand."""
-    walk, read, final, decays = launches(q, k, v, g, rows, initial, out, precision)
-    walk.run()
-    read.run()
-    return final, decays
-
-
-def launches(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, rows: Rows, initial: Tensor, out: Tensor, precision: Precision
-) -> tuple[Launch, Launch, Tensor, Tensor]:
-    """Both launches, the final states and the decays."""
-    (num_heads, value_dim), key_dim = v.shape[1:], k.shape[2]
-    num_chunks, num_rows = len(rows.chunk_indices), rows.num_rows
-    before = v.new_empty((num_chunks, num_heads, key_dim, value_dim), dtype=torch.float32)
-    final = v.new_empty((num_rows, num_heads, key_dim, value_dim), dtype=torch.float32)
-    decays = v.new_empty((num_rows, num_heads), dtype=torch.float32)
-    sizes = {"GROUP": num_heads // k.shape[1], "K": key_dim, "V": value_dim, "C": CHUNK, "PRECISION": precision}
-    strides = (*k.stride()[:2], *v.stride()[:2], *g.stride())
-    walked = (k, v, g, rows.tokens, rows.cu_seqlens, rows.chunk_offsets, initial, before, final, decays, num_heads)
-    num_blocks = -(-key_dim // BLOCK_K) * -(-value_dim // BLOCK_V)
-    walk = Launch(
-        _walk, (num_rows * num_heads * num_blocks,), (*walked, *strides),
-        {**sizes, "BLOCK_K": BLOCK_K, "BLOCK_V": BLOCK_V}, 4,
+def lift(
+    k: Tensor, v: Tensor, g: Tensor, chunks: Tensor, rule: Rule, out: Maps, precision: Precision, config: LiftConfig
+) -> Launch:
+    """The twin of ``reference.lift``, in fp32, into ``out``."""
+    (num_chunks, size), num_heads, key_dim, value_dim = chunks.shape, v.shape[1], k.shape[2], v.shape[2]
+    cos, sin, angle_token = _angles(rule, g)
+    arguments = (
+        k, v, g, k if rule.k_weight is None else rule.k_weight, cos, sin, chunks, *out, len(k), num_heads,
+        *k.stride()[:2], *v.stride()[:2], *g.stride(), angle_token, rule.eps,
     )  # fmt: skip
-    given = (q, k, v, g, rows.tokens, rows.cu_seqlens, rows.chunk_indices, before, out, num_chunks, num_heads)
-    read = Launch(
-        _read, (num_chunks * num_heads * -(-value_dim // READ_V),),
-        (*given, *q.stride()[:2], *strides, *out.stride()[:2]), {**sizes, "BLOCK_K": READ_K, "BLOCK_V": READ_V}, 4,
+    constants = _constants(k, v, size, rule, precision, config)
+    grid = (num_chunks * num_heads * -(-value_dim // config.block_v),)
+    return Launch(_lift, grid, arguments, constants, config.num_warps)
+
+
+def read(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    states: Tensor,
+    chunks: Tensor,
+    rule: Rule,
+    out: Tensor,
+    precision: Precision,
+    config: ReadConfig,
+) -> Launch:
+    """The twin of ``reference.read``, into the rows of ``out`` that chunks name."""
+    (num_chunks, size), num_heads, value_dim = chunks.shape, v.shape[1], v.shape[2]
+    cos, sin, angle_token = _angles(rule, g)
+    weights = [k if weight is None else weight for weight in (rule.q_weight, rule.k_weight)]
+    arguments = (
+        q, k, v, g, *weights, cos, sin, chunks, states, out, len(k), num_heads, *q.stride()[:2], *k.stride()[:2],
+        *v.stride()[:2], *g.stride(), angle_token, *out.stride()[:2], rule.eps, rule.scale,
     )  # fmt: skip
-    return walk, read, final, decays
+    constants = _constants(k, v, size, rule, precision, config)
+    grid = (num_chunks * num_heads * -(-value_dim // config.block_v),)
+    return Launch(_read, grid, arguments, constants, config.num_warps)
+
+
+def _angles(rule: Rule, unused: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Cosines, sines, and numbers from one token's to the next one's."""
+    if rule.cos is None or rule.sin is None:
+        return unused, unused, 0
+    return rule.cos, rule.sin, rule.cos.stride(0)
+
+
+def _constants(
+    k: Tensor, v: Tensor, size: int, rule: Rule, precision: Precision, config: LiftConfig | ReadConfig
+) -> dict[str, object]:
+    return {
+        "GROUP": v.shape[1] // k.shape[1], "K": k.shape[2], "V": v.shape[2], "C": size, "HALF": rule.num_turned,
+        "SILU": rule.silu, "NORM": rule.k_weight is not None, "PRECISION": precision, "BLOCK_K": config.block_k,
+        "BLOCK_V": config.block_v,
+    }  # fmt: skip

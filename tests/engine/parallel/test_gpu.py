@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hypic.engine.payload import difference
-from hypic.engine.pool import Need
+from hypic.engine.sizing import Need
 from tests.checkpoints import qwen
 from tests.engine.parallel.running import ENCODING, Running, cold_prompt, running
 
