@@ -167,6 +167,7 @@ def decode_arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int) -> 
         "chunks": chunks,
         "token_chunks": numbers * chunk_size,
         "elements": elements,
+        "element_turns": np.full(num, -1, dtype=np.int32),
         "cu_elements": np.arange(num + 1, dtype=np.int32),
         "initial_slots": initial,
         "final_slots": final,
