@@ -228,7 +228,7 @@ def layouts(case: Case, chosen: Choice, dtype: torch.dtype, chip: Chip, is_whole
     found = [chosen._replace(num_lanes=number) for number in (chosen.num_lanes, 2 * chosen.num_lanes)]
     by_hand = hopper_config(case.dims, dtype, tile)
     if by_hand is not None and chip.runs_hopper:
-        found += [chosen._replace(config=by_hand._replace(num_stages=number)) for number in (1, 2, 3)]
+        found.append(chosen._replace(config=by_hand))
     near = [plain, plain._replace(turns_once=case.dims.rotary_dim > 0), plain._replace(block_n=32, num_stages=4)]
     for other, config in [(tile, config) for config in near] + candidates(case.dims, dtype):
         is_near = config.block_m == plain.block_m and not config.turns_once
