@@ -133,6 +133,20 @@ class Workload:
         p, stored = self.problem, (self.keys[layer], self.values[layer])
         kernel.attend(p.q, *stored, plan, p.cos, p.sin, p.scale, self.out, p.dims, config, scratch)
 
+    def launch_times(self, plan: Plan, config: Config, repeats: int) -> dict[str, float]:
+        """Microseconds of every launch of a call, each by itself."""
+        from hypic_kernels.attention import launching as kernel
+
+        p, found = self.problem, {}
+        layers = [
+            list(kernel.launches(p.q, *stored, plan, p.cos, p.sin, p.scale, self.out, p.dims, config))
+            for stored in zip(self.keys, self.values, strict=True)
+        ]
+        for launches in zip(*layers, strict=True):
+            time_s = replayed_s([launch.run for launch in launches], repeats)
+            found[launches[0].kernel.fn.__name__.strip("_")] = round(time_s * 1e6, 1)
+        return found
+
     def run_sdpa(self, layer: int, chains: Sequence[Gathered]) -> None:
         p = self.problem
         latent = p.dims.value_dim if p.dims.is_latent else 0
@@ -263,6 +277,8 @@ def rows(case: Case, dtype: torch.dtype, peak: Peak, repeats: int, is_whole: boo
         named = {"name": "chosen" if choice == chosen else "attend", "tile": choice.tile, "lanes": choice.num_lanes}
         named |= {"parts": len(plan.part_tile)}
         yield {**named, "config": list(choice.config), **measured(work, run, exact, repeats)}
+        if choice == chosen:
+            yield {"name": "launches of it", "call_us": work.launch_times(plan, choice.config, repeats)}
 
 
 def main(words: Sequence[str]) -> int:
