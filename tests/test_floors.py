@@ -21,6 +21,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic_kernels",),
     ("hypic.version",),
     ("hypic.errors",),
+    ("hypic.policy",),
     ("hypic.types", "hypic.kept"),
     ("hypic.store_spec",),
     ("hypic.config",),
@@ -38,6 +39,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.kernel_buffer",),
     ("hypic.engine.kernel_plan",),
     ("hypic.engine.batch",),
+    ("hypic.engine.kernel_tiles",),
     ("hypic.engine.kernel_batch",),
     ("hypic.engine.fingerprint",),
     ("hypic.engine.weights",),
@@ -111,7 +113,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.kept", "hypic.store_spec", "hypic.config")
+_TORCH_FREE = ("hypic.errors", "hypic.policy", "hypic.types", "hypic.kept", "hypic.store_spec", "hypic.config")
 _FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
 # Which rooms may import a package of other people.
 ROOMS: Mapping[str, tuple[str, ...]] = {

@@ -42,28 +42,32 @@ class Tails:
         for chain in chains:
             self._walk(chain)
 
-    def packed(self) -> tuple[Slots, Slots]:
-        """Every row's history and tokens, one row after the other; and where each token's window begins in that."""
+    def packed(self, befores: Slots) -> tuple[Slots, Slots]:
+        """Every row's history, of ``befores [rows, W-1]``, and its tokens, one row after the other; and where each
+        token's window begins in that."""
         tokens, rows = np.arange(self.num_tokens), np.arange(len(self.lengths))
         outputs = tokens + np.repeat(rows * self.width, self.lengths)
-        sources = np.empty(self.num_tokens + len(rows) * self.width, dtype=np.int64)
+        sources = np.empty(self.num_tokens + befores.size, dtype=np.int64)
         sources[outputs + self.width] = tokens
         firsts = np.cumsum(self.lengths) - self.lengths + rows * self.width
-        histories = np.asarray(self.histories, dtype=np.int64).reshape(len(rows), self.width)
-        sources[firsts[:, None] + np.arange(self.width)] = histories
+        sources[firsts[:, None] + np.arange(self.width)] = befores
         return sources, outputs
 
-    def tails(self) -> tuple[Slots, Slots]:
-        """Slots whose tails are written, and what becomes of each ``[P, W-1]``; -1 marks the zero row."""
+    def stored(self) -> tuple[Slots, Slots]:
+        """What stands before every row, ``[rows, W-1]``, and what becomes of each written tail, ``[P, W-1]``; -1 marks
+        the zero row."""
         width = self.width
         tails = [tail if len(tail) == width else [-1] * (width - len(tail)) + tail for tail in self.writes.values()]
-        return np.asarray(list(self.writes)), np.asarray(tails, dtype=np.int64).reshape(len(tails), width)
+        table = np.asarray(self.histories + tails, dtype=np.int64).reshape(-1, width) if width else None
+        if table is None:
+            table = np.empty((len(self.histories) + len(tails), 0), dtype=np.int64)
+        return table[: len(self.histories)], table[len(self.histories) :]
 
     def _stored(self, slot: int, count: int) -> list[int]:
         """The last ``count`` inputs kept in a slot; -1 marks the zero row."""
         if slot == ZERO_SLOT:
             return [-1] * count
-        if slot in self.written:
+        if self.written and slot in self.written:
             return self.written[slot][len(self.written[slot]) - count :] if count else []
         base = self.num_tokens + self.slots.setdefault(slot, len(self.slots)) * self.width
         return list(range(base + self.width - count, base + self.width))
@@ -72,13 +76,14 @@ class Tails:
         history = self._stored(chain.initial_slot, self.width)
         for link in chain.links:
             if isinstance(link, InteriorLink):
-                history = self._last(history + self._stored(link.state_slot, min(self.width, link.num_tokens)))
+                tail = self._stored(link.state_slot, min(self.width, link.num_tokens))
+                history = tail if len(tail) == self.width else self._last(history + tail)
                 continue
             self.histories.append(history)
             self.lengths.append(len(link.ids))
             self.token += len(link.ids)
             recent = list(range(self.token - min(self.width, len(link.ids)), self.token))
-            history = self._last(history + recent)
+            history = recent if len(recent) == self.width else self._last(history + recent)
             if link.fold is not None:
                 done = self._stored(link.fold.state_slot, min(self.width, link.fold.num_done))
                 self.writes[link.fold.state_slot] = self.written[link.fold.state_slot] = self._last(done + recent)
@@ -90,12 +95,12 @@ class Tails:
         return history[len(history) - min(self.width, len(history)) :]
 
     def plan(self, to: To) -> ConvPlan:
-        zero = self.num_tokens + len(self.slots) * self.width
-        (sources, outputs), (slots, tails) = self.packed(), self.tails()
+        zero, (befores, tails) = self.num_tokens + len(self.slots) * self.width, self.stored()
+        sources, outputs = self.packed(befores)
         return ConvPlan(
             tail_slots=to(list(self.slots)),
             sources=to(np.where(sources < 0, zero, sources)),
             outputs=to(outputs),
-            write_slots=to(slots),
+            write_slots=to(list(self.writes)),
             write_sources=to(np.where(tails < 0, zero, tails)),
         )

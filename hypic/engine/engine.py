@@ -138,7 +138,9 @@ class Engine:
             self._begin(task)
 
     def _begin(self, task: Task) -> None:
-        planned = plan.make(task.pieces, task.policy, self.runner.identity)
+        # What is warmed is not the end of a prompt.
+        policy = task.policy.with_(live_last=0) if task.warm else task.policy
+        planned = plan.make(task.pieces, policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
         request.stays, request.is_trial = task.stays, task.is_trial

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hypic.engine.chain import ZERO_SLOT, Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.conv_plan import Tails
 from hypic.engine.segment import Slots
-from hypic_kernels.compose import IDENTITY, NOT_WANTED, ZERO
+from hypic_kernels.compose import IDENTITY, NOT_WANTED, STILL, ZERO
 from hypic_kernels.conv import NOTHING
 
 Ints = NDArray[np.int32]
@@ -27,7 +27,8 @@ REPLACED = {"addition": IDENTITY, "last": ZERO}
 class Elements:
     """The chains of maps of one step, in order; built link by link.
 
-    Interiors are named by their slots, or, where they are gathered (and moved) first, by their number.
+    Interiors are named by their slots, or, where they are gathered (and moved) first, by their number; ``turns`` are
+    these numbers, by which rotations of interiors are found that are read where they are stored.
     """
 
     chunk_size: int
@@ -62,6 +63,12 @@ class Elements:
             self.folds.append((link.fold, own))
         if link.snapshot_slot is not None:
             self.snapshots.append((chain, len(self.rows), link.snapshot_slot))
+
+    @property
+    def turns(self) -> Ints:
+        """Of every element, the number of its interior, in the order of the chains; chunks stand still."""
+        is_interior = np.asarray(self.rows).reshape(-1, 4)[:, 0] == 1
+        return np.where(is_interior, np.cumsum(is_interior) - 1, STILL)
 
     def wanted(self) -> tuple[int, dict[tuple[int, int], int]]:
         """Rows of states that the scan gives before elements, and which of them (or ``-1 - chain``: the chain's final)
@@ -99,6 +106,7 @@ def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: b
         "token_chunks": inverse,
         "elements": np.asarray(elements.rows).reshape(-1, 4),
         **_slotted_arrays(elements, chains),
+        "element_turns": elements.turns,
         "cu_elements": elements.ends,
         "initial_slots": [chain.initial_slot for chain in chains],
         "final_slots": [chain.final_slot for chain in chains],
@@ -136,6 +144,7 @@ def decode_arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int) -> 
         "chunks": chunks,
         "token_chunks": numbers * chunk_size,
         "elements": elements,
+        "element_turns": np.full(num, -1, dtype=np.int32),
         "cu_elements": np.arange(num + 1, dtype=np.int32),
         "initial_slots": initial,
         "final_slots": final,
@@ -197,19 +206,17 @@ def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:
 def _conv_arrays(tails: Tails, num_tokens: int) -> dict[str, Slots]:
     """Every token's inputs, oldest first, and what becomes a tail: rows, tails of slots or zero, as the kernel
     counts."""
-    width = tails.width
-    slots = np.asarray([*tails.slots, 0])
+    width, slots = tails.width, np.asarray([*tails.slots, 0])
 
     def counted(table: Slots) -> Slots:
         slot, offset = np.divmod(np.maximum(table - num_tokens, 0), max(width, 1))
         old = -1 - (slots[slot] * width + offset)
         return np.where(table < 0, NOTHING, np.where(table < num_tokens, table, old))
 
-    packed, outputs = tails.packed()
-    write_slots, writes = tails.tails()
-    windows = np.lib.stride_tricks.sliding_window_view(packed, width + 1)[outputs]
+    befores, writes = tails.stored()
+    packed, outputs = tails.packed(counted(befores))
     return {
-        "conv_sources": counted(windows),
-        "conv_write_slots": write_slots,
+        "conv_sources": packed[outputs[:, None] + np.arange(width + 1)],
+        "conv_write_slots": np.asarray(list(tails.writes)),
         "conv_write_sources": counted(writes),
     }

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from hypic.engine.kernel_arrays import Arrays, Ints
+from hypic_kernels.attention import NO_TILE
 from hypic_kernels.conv import NOTHING
 
 TOKEN_ARRAYS = ("ids", "positions", "kv_slots", "token_chunks", "conv_sources", "table_places")
 CHAIN_ARRAYS = (
     *("finals", "initial_slots", "final_slots", "starts", "lengths", "final_positions"),
-    *("final_tile_chain", "final_tile_first", "final_tile_count"),
+    *("final_tile_chain", "final_tile_first", "final_tile_count", "final_tile_part", "final_tile_parts"),
 )
+TILE_ARRAYS = ("tile_chain", "tile_first", "tile_count", "tile_part", "tile_parts")
+PART_ARRAYS = ("part_tile", "part_begin", "part_end")
 NOWHERE = -1
 ALIGNED = 4  # numbers: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 
@@ -37,7 +40,7 @@ class Spare:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Lengths that a recorded step's arrays are padded to."""
+    """Lengths that a recorded step's arrays are padded to; ``keys`` that there is room for once they are turned."""
 
     tokens: int
     chunks: int
@@ -48,6 +51,9 @@ class Bucket:
     interiors: int
     outputs: int
     tiles: int
+    parts: int
+    final_parts: int
+    keys: int = 0
 
     def holds(self, found: Arrays, num_outputs: int) -> bool:
         """Whether a step fits: no array is longer than its capacity."""
@@ -65,9 +71,11 @@ class Bucket:
             **writes,
             **chains,
             **dict.fromkeys(interiors, self.interiors),
-            **dict.fromkeys(("tile_chain", "tile_first", "tile_count"), self.tiles),
+            **dict.fromkeys(TILE_ARRAYS, self.tiles),
+            **dict.fromkeys(PART_ARRAYS, self.parts),
+            **dict.fromkeys((f"final_{name}" for name in PART_ARRAYS), self.final_parts),
             "chunks": self.chunks,
-            **dict.fromkeys(("elements", "slotted_elements"), self.elements),
+            **dict.fromkeys(("elements", "slotted_elements", "element_turns"), self.elements),
             **dict.fromkeys(("copies_from", "copies_to"), self.writes - self.chains),
             "cu_elements": self.chains + 1,
         }
@@ -84,6 +92,8 @@ def padding(found: Arrays, bucket: Bucket, spare: Spare) -> dict[str, Ints]:
         **dict.fromkeys(("write_slots", "copies_from", "copies_to"), spare.state),
         "final_slots": NOWHERE,
         "chunks": bucket.tokens,
+        "part_tile": NO_TILE,
+        "final_part_tile": NO_TILE,
     }
     shapes = {name: (bucket.lengths[name], *values.shape[1:]) for name, values in found.items()}
     return {name: np.full(shape, fills.get(name, 0), dtype=np.int32) for name, shape in shapes.items()}

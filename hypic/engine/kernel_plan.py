@@ -43,8 +43,10 @@ class KernelPlan:
     ``conv_sources [N, W]``, ``conv_write_slots [P]``, ``conv_write_sources [P, W-1]``: see ``hypic_kernels.conv``.
     ``chunks [M, C]`` holds token numbers, ``N`` pads; ``token_chunks [N]`` (int64) is its inverse into ``M * C``.
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
-    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64). ``slotted`` is
-    the same for a scan that writes into state slots itself; of decoding there is none.
+    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64).
+    ``element_turns [E]``: the number of an element's interior, -1 for chunks. ``gathers``: the chains' source 1 are the
+    interiors, gathered and moved, in their order, instead of the pool's entries. ``slotted`` is ``chains`` for a scan
+    that writes into state slots itself; of decoding there is none.
     """
 
     conv_sources: Tensor
@@ -53,6 +55,8 @@ class KernelPlan:
     chunks: Tensor
     token_chunks: Tensor
     chains: Chains
+    element_turns: Tensor
+    gathers: bool
     num_outputs: int
     slotted: Slotted | None
     write_slots: Tensor
@@ -88,6 +92,8 @@ def kernel_plan(
         chunks=sent["chunks"],
         token_chunks=sent.long("token_chunks"),
         chains=_chains(sent, "", counts, pool),
+        element_turns=sent["element_turns"],
+        gathers=counts.gathers,
         num_outputs=counts.num_outputs,
         slotted=_slotted(sent, counts, pool) if "slotted_elements" in sent else None,
         write_slots=sent.long("write_slots"),

@@ -17,6 +17,7 @@ from hypic.engine import adapter, models, weights
 from hypic.engine.batch import Batch, Chain, chain_tokens
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_batch import Geometry, pack
+from hypic.engine.kernel_tiles import tiling_of
 from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
@@ -158,8 +159,9 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
     wanted = kernels == "on" or (kernels == "auto" and device.type == "cuda" and hypic_kernels.available())
     if not wanted or layout.state_dtype != torch.float32:
         return None
-    num_kv_heads = max((shape.num_kv_heads for shape in layout.attention), default=1)
-    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, model.linear_rotary is not None)
+    gathers = model.linear_rotary is not None and any(shape.transition != "head" for shape in layout.linear)
+    tiling = tiling_of(model.heads, layout.dtype, device)
+    return Geometry(layout.conv_width, model.is_paged, gathers, tiling)
 
 
 def path_of(geometry: Geometry | None, device: torch.device) -> str:

@@ -49,14 +49,9 @@ class SamplingState:
         seed: int | None = None,
     ) -> None:
         self.params = _resolved(params, defaults or {})
-        self.prompt_ids = tuple(prompt_ids)
+        self.prompt_ids = prompt_ids
         self.generated_ids: list[int] = []
-        self._generator = torch.Generator()
-        chosen = self.params.seed if self.params.seed is not None else seed
-        if chosen is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(chosen)
+        self._seed = self.params.seed if self.params.seed is not None else seed
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
 
@@ -74,6 +69,16 @@ class SamplingState:
     def is_plain(self) -> bool:
         """Whether its tokens are the likeliest of the logits as they are, and nothing else is asked for."""
         return self.is_greedy and not self.is_penalized and self.params.logprobs is None
+
+    @cached_property
+    def _generator(self) -> torch.Generator:
+        """Made with the first number: greedy requests draw none."""
+        made = torch.Generator()
+        if self._seed is None:
+            made.seed()
+        else:
+            made.manual_seed(self._seed)
+        return made
 
     def uniform(self) -> float:
         """The next random number in [0, 1)."""
@@ -278,7 +283,7 @@ def _resolved(params: SamplingParams, defaults: Mapping[str, float]) -> Sampling
     open_values: dict[str, Any] = {
         name: defaults.get(name, neutral) for name, neutral in _NEUTRAL.items() if getattr(params, name) is None
     }
-    return replace(params, **open_values)
+    return replace(params, **open_values) if open_values else params
 
 
 def _of(value: float | None) -> float:

@@ -39,12 +39,14 @@ def with_recorded_steps(runner: Runner, warm_tokens: Sequence[int] = (64, 192)) 
     assert runner.geometry is not None, "only steps by kernels are recorded"
     pool = runner.pool
     pool.table.flat = torch.zeros(pool.table.spare_place + 1, dtype=torch.int32)
+    tiling = runner.geometry.tiling
     graphs = Graphs(runner.model, pool, runner.geometry)
     for num_tokens in (1, 4):
-        graphs.decodes.append(_recorded(graphs, decode_bucket(num_tokens), decodes=True))
+        graphs.decodes.append(_recorded(graphs, decode_bucket(num_tokens, tiling), decodes=True))
     for num_tokens in warm_tokens:
         for num_chains in WARM_CHAINS:
-            graphs.warm.append(_recorded(graphs, warm_bucket(num_tokens, num_chains), decodes=False))
+            bucket = warm_bucket(num_tokens, num_chains, tiling, pool.max_context)
+            graphs.warm.append(_recorded(graphs, bucket, decodes=False))
     return replace(runner, graphs=graphs)
 
 

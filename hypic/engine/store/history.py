@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from hypic.engine.segment import Label, label_of
 from hypic.types import Segment
@@ -106,4 +105,4 @@ class History:
 
 
 def _content(ids: tuple[int, ...]) -> bytes:
-    return hashlib.sha256(np.asarray(ids, dtype="<i8").tobytes()).digest()
+    return hashlib.sha256(struct.pack(f"<{len(ids)}q", *ids)).digest()
