@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from hypic.engine.calibrate import warming
-from hypic.engine.engine import Emission, Engine
+from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.cost import EncodeCost
 from hypic.engine.parallel.listener import Answer
@@ -20,6 +20,7 @@ from hypic.engine.parallel.streams import Made
 from hypic.engine.payload import outgoing
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.expiry import is_over
+from hypic.engine.task import Emission
 from hypic.errors import HypicError
 from hypic.types import Segment
 

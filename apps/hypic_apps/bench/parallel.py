@@ -20,12 +20,13 @@ import numpy as np
 
 from hypic.config import EngineConfig
 from hypic.engine import starting, workers
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.parallel.simulate import lengths
 from hypic.engine.payload import difference
 from hypic.engine.plan import Piece
 from hypic.engine.store.image import EntryImage, export
 from hypic.engine.store.texts import Texts, Wanted
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams, Segment
 from hypic_apps.bench.records import percentile
