@@ -67,9 +67,9 @@ class Keeping:
 
     def keys(self, segments: Sequence[Segment], *, policy: Policy | None = None) -> list[tuple[str | None, int]]:
         """Under which key each segment is kept (``None``: it is run live), and how many of its tokens; runs nothing."""
-        used = self._policy(policy)
+        used = self._policy(policy).with_(live_last=0)
         planned = (self._planned(segment, used) for segment in segments)
-        return [(None if p.key is None else p.key.hex(), len(p.ids) - used.seam) for p in planned]
+        return [(None if p.key is None else p.key.hex(), used.num_cached(len(p.ids), p.segment.seam)) for p in planned]
 
     def flush(self) -> None:
         """Wait until all that is cached is written to the tiers that outlive this process."""

@@ -21,6 +21,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic_kernels",),
     ("hypic.version",),
     ("hypic.errors",),
+    ("hypic.policy",),
     ("hypic.types", "hypic.kept"),
     ("hypic.store_spec",),
     ("hypic.config",),
@@ -69,6 +70,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.inspect",),
     ("hypic.engine.loop",),
     ("hypic.engine.payload",),
+    ("hypic.engine.trust",),
     ("hypic.engine.peers",),
     ("hypic.engine.calibrate",),
     ("hypic.engine.lending",),
@@ -113,7 +115,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.kept", "hypic.store_spec", "hypic.config")
+_TORCH_FREE = ("hypic.errors", "hypic.policy", "hypic.types", "hypic.kept", "hypic.store_spec", "hypic.config")
 _FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
 # Which rooms may import a package of other people.
 ROOMS: Mapping[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ from torch import Tensor
 from hypic.engine import plan
 from hypic.engine.admission import Admission
 from hypic.engine.answer import Answer
+from hypic.engine.parallel.cost import Pace
 from hypic.engine.read_back import ReadBack
 from hypic.engine.report import cache_report
 from hypic.engine.request import Request
@@ -66,6 +67,7 @@ class Engine:
         self.is_stalled = False
         # Called while the device is at a step; what it does must leave all that runs as it is.
         self.meanwhile: Callable[[ReadBack], None] = _nothing
+        self.pace: Pace | None = None
 
     @property
     def has_work(self) -> bool:
@@ -83,7 +85,9 @@ class Engine:
             self._begin(task)
 
     def _begin(self, task: Task) -> None:
-        planned = plan.make(task.pieces, task.policy, self.runner.identity)
+        # What is warmed is not the end of a prompt.
+        policy = task.policy.with_(live_last=0) if task.warm else task.policy
+        planned = plan.make(task.pieces, policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
         request.stays, request.is_trial = task.stays, task.is_trial
@@ -119,9 +123,9 @@ class Engine:
         if work.encodes:
             seconds = time.perf_counter() - began
             self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), seconds)
-            away = self.admission.jobs.away
-            if away is not None and not work.requests:
-                away.ran([run.chain.num_tokens for run in work.encodes], seconds)
+            if self.pace is not None:
+                rows = sum(run.chain.num_tokens for run in work.requests)
+                self.pace.ran([run.chain.num_tokens for run in work.encodes], rows, seconds)
         return done + settled
 
     def _run(self, work: Work) -> StepResult:

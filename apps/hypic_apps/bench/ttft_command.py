@@ -132,8 +132,8 @@ def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tup
         raise InputError(f"every prompt is longer than {args.max_prompt_tokens} tokens; raise --max-prompt-tokens.")
     left_out = [f"{shape.num_segments} x {shape.segment_tokens}" for shape in grid if shape not in fitting]
     policy = EngineConfig.of(**engine_settings(args)).policy
-    shortest = max(policy.shortest, policy.seam + 1)
-    if min(lengths) < shortest:
+    shortest = max(policy.shortest, policy.seam + policy.tail_seam + 1)
+    if not policy.with_(reuse="segments").interiors(min(lengths)):
         raise InputError(f"segments of {min(lengths)} tokens are run live; pass {shortest} or more.")
     for text in left_out:
         note(f"left out as too long: {text}")
@@ -195,10 +195,10 @@ def _profile(built: Session, shape: Shape, arm: str) -> str:
 
 
 def _drive(pieces: Sequence[Piece], policy: Policy, id: str, engine: Engine) -> None:
-    """One request on the engine's own thread, to its first token."""
-    engine.add(Task(id, pieces, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), policy))
-    while engine.has_work:
-        engine.step()
+    """One request on the engine's own thread, to its first token; its second one is left."""
+    engine.add(Task(id, pieces, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True), policy))
+    while all(emission.id != id for emission in engine.step()):
+        pass
 
 
 def text(result: dict[str, Any]) -> str:

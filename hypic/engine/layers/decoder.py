@@ -16,6 +16,7 @@ from hypic.engine.layers.mla import LatentAttention
 from hypic.engine.layers.moe import Experts
 from hypic.engine.layers.rotary import Angles, Rotary
 from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
+from hypic_kernels.attention import HeadDims
 
 
 @dataclass(frozen=True)

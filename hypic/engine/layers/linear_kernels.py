@@ -39,10 +39,17 @@ class FusedMixer(Protocol):
         """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
         ...
 
-    def step_rows(
-        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
-    ) -> Tensor:
+    def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None) -> Tensor:
         """One token a chain; the pool's states are moved on in place."""
+        ...
+
+
+@runtime_checkable
+class ScanningMixer(Protocol):
+    """A fused mixer that has, besides, one kernel for lift, scan and read together."""
+
+    def scan_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
+        """Outputs at once, states written to the pool; None where maps of chunks are wanted or the better way."""
         ...
 
 
@@ -66,6 +73,10 @@ def _fused(
 ) -> Tensor:  # fmt: skip
     if batch.is_decode:
         return mixer.step_rows(projected, plan, pool, layer, angles)
+    if isinstance(mixer, ScanningMixer) and plan.folds is None:
+        outputs = mixer.scan_rows(projected, plan, pool, layer)
+        if outputs is not None:
+            return outputs
     maps, read = mixer.lift_rows(projected, plan, pool, layer, angles)
     return read(scan(maps, plan, pool, layer, moves, mixer.family.has_channel_gate)[: len(plan.chunks)])
 

@@ -28,7 +28,7 @@ from hypic_kernels.delta.layout import (
     step_config,
 )
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, ScanPrecision, state_dtype
-from hypic_kernels.delta.scan import gated_norm, scan, serves
+from hypic_kernels.delta.scan import can_scan, gated_norm, scan
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
 from hypic_kernels.trust import is_trusted
 
@@ -45,11 +45,11 @@ __all__ = [
     "ScanConfig",
     "ScanPrecision",
     "StepConfig",
+    "can_scan",
     "gated_norm",
     "lift",
     "read",
     "scan",
-    "serves",
     "step",
 ]
 
