@@ -22,12 +22,13 @@ import torch
 from hypic.config import EngineConfig
 from hypic.engine import starting, workers
 from hypic.engine.calibrate import warming
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.parallel.wants import Counts
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Layout
 from hypic.engine.store.image import EntryImage, export
 from hypic.engine.store.texts import Texts, Wanted
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams, Segment
 from hypic_apps.cli.errors import CommandError
