@@ -20,7 +20,7 @@ from hypic_kernels import attention, compose, conv, decay, delta, experts, point
 # Launches of a call of ours.
 OURS: Mapping[Any, Mapping[str, int]] = {
     attention: {"attend": 2, "attend_latent": 2},
-    compose: {"compose": 1},
+    compose: {"compose": 1, "write_rows": 1},
     conv: {"convolve": 1},
     decay: {"lift": 1, "read": 1, "step": 1},
     delta: {"lift": 2, "read": 1, "step": 1},
