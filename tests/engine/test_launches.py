@@ -26,7 +26,7 @@ MIXERS = {
     "GatedDeltaNet": (8, 5),
     "Attention": (9, 9),
 }
-FEEDS = {"SwiGLU": 3, "MoE": 9, "SoftmaxMoE": 6}
+FEEDS = {"SwiGLU": 3, "MoE": 8, "SoftmaxMoE": 6}
 NORMS_AND_SUMS = 3
 GATE = 2
 # The last layer picks the rows whose logits are wanted, and asks for queries and keys apart.
