@@ -171,6 +171,6 @@ def test_a_rehearsal_leaves_nothing_behind(name: str, device: str, everywhere: C
 
     rehearse(run, bench.pool)
     bench.assert_back_to_start()
-    assert max(steps) > 1200 and len(steps) == 6
+    assert max(steps) > 2000 and len(steps) == 9
     pieces = few_segments()
     assert bench.ask(pieces).error_to(known.expected(name, pieces)) < LIMIT

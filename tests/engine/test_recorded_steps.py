@@ -92,6 +92,9 @@ def test_a_decode_step_is_packed_as_any_other(num_chains: int, conv_width: int) 
         initial = 0 if number == 2 else 3 * number + 1
         chains.append(Chain([row], slots, initial, 3 * number + 2, wants_logits=number != 1, table_row=number))
     expected, num_outputs = arrays(chains, conv_width, 16, gathers=False)
+    expected = {
+        name: expected[name] for name in expected if name not in ("slotted_elements", "copies_from", "copies_to")
+    }
     found = decode_arrays(chains, conv_width, 16)
     assert num_outputs == num_chains and found.keys() == expected.keys()
     for name, values in expected.items():
