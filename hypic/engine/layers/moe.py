@@ -241,8 +241,8 @@ class MoE(nn.Module):
         made, places = self.experts.spread(x, chosen)
         shared = None if self.shared_expert is None else self.shared_expert(x)
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate.weight[0]
-        gated_by = {} if gate is None else {"x": x, "gate": gate}
-        return kernels.combine(made, places, weights, shared=shared, residual=residual, **gated_by)
+        asked = None if gate is None else x
+        return kernels.combine(made, places, weights, shared=shared, x=asked, gate=gate, residual=residual)
 
 
 class SoftmaxMoE(MoE):

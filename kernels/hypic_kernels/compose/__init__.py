@@ -114,8 +114,8 @@ def fold(
 def write_rows(source: Tensor, places: Tensor, target: Tensor, slots: Tensor, *, backend: Backend = "auto") -> None:
     """``target[slots[p]] = source[places[p]]``, nothing where the slot is negative.
 
-    ``source [R, ...]`` and ``target [slots, ...]`` contiguous, rows of one shape; ``places, slots [P]``, int32 or int64,
-    of one type. Rows that go to one slot leave one of them there, whichever.
+    ``source [R, ...]`` and ``target [slots, ...]`` contiguous, rows of one shape; ``places, slots [P]`` of one type,
+    int32 or int64. Rows that go to one slot leave one of them there, whichever.
 
     Raises:
         ChainsError: shapes or types do not fit.
