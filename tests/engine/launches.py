@@ -14,16 +14,16 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hypic.engine.layers import mlp, moe, norm, rotary
+from hypic.engine.layers import mamba2, mlp, moe, norm, rotary
 from hypic_kernels import attention, compose, conv, decay, delta, experts, pointwise
 
 # Launches of a call of ours.
 OURS: Mapping[Any, Mapping[str, int]] = {
     attention: {"attend": 2, "attend_latent": 2},
-    compose: {"compose": 1},
+    compose: {"compose": 1, "write_rows": 1},
     conv: {"convolve": 1},
     decay: {"lift": 1, "read": 1, "step": 1},
-    delta: {"lift": 2, "read": 1, "step": 1},
+    delta: {"lift": 2, "read": 1, "step": 1, "scan": 3, "run": 8},
     experts: {"route": 1, "route_groups": 1, "order": 1, "gate_up": 1, "down": 1, "combine": 1},
     pointwise: {"add_rms_norm": 1, "silu_mul": 1, "heads": 1, "gated_group_norm": 1},
 }
@@ -76,7 +76,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def as_on_a_gpu(patch: pytest.MonkeyPatch, launches: Launches) -> None:
     """Layers take the path of a GPU, on kernels' references; calls of ours are counted."""
-    for room in (mlp, moe, norm, rotary):
+    for room in (mamba2, mlp, moe, norm, rotary):
         patch.setattr(room, "by_kernel", lambda x: not torch.is_grad_enabled())
     patch.setattr(moe.Experts, "can_multiply", lambda self, x: True)
     patch.setattr(moe.Experts, "can_group", lambda self, x: False)

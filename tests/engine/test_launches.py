@@ -21,12 +21,12 @@ from tests.engine.models.every_model import BUILDERS
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_context": 4096}
 # Of a layer: the mixer's part of a warm step, of a decode step, and what feeds forward.
 MIXERS = {
-    "GroupedLightningAttention": (8, 4),
-    "LightningAttention": (8, 4),
-    "GatedDeltaNet": (9, 5),
+    "GroupedLightningAttention": (7, 4),
+    "LightningAttention": (7, 4),
+    "GatedDeltaNet": (8, 5),
     "Attention": (9, 9),
 }
-FEEDS = {"SwiGLU": 3, "MoE": 9, "SoftmaxMoE": 6}
+FEEDS = {"SwiGLU": 3, "MoE": 8, "SoftmaxMoE": 6}
 NORMS_AND_SUMS = 3
 GATE = 2
 # The last layer picks the rows whose logits are wanted, and asks for queries and keys apart.

@@ -21,8 +21,9 @@ from hypic_kernels.compose import (
     Config,
     compose,
     fold,
+    write_rows,
 )
-from hypic_kernels.compose.check import TOLERANCE, Variant, measure
+from hypic_kernels.compose.check import TOLERANCE, Variant, WriteVariant, measure
 from hypic_kernels.compose.layout import KINDS, Kind, Precision, candidates
 from hypic_kernels.compose.problem import Problem, relative_error
 
@@ -85,6 +86,30 @@ def test_end_states_are_rotated_as_they_are_read(
         turned = still.turned(num_turned)
         assert kernel_error(turned, config=config) < 1e-6
         assert relative_error(turned.solve()[1], still.solve()[1]) > 100 * 1e-6
+
+
+@needs_interpreter
+@pytest.mark.parametrize("size", [1, 17, 5000])
+@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_are_written_where_they_belong(slot_dtype: torch.dtype, size: int) -> None:
+    assert WriteVariant(torch.device("cpu"), F32, F32, slot_dtype, size).measure() == 0
+
+
+def test_rows_by_hand() -> None:
+    source, target = torch.arange(6.0).view(3, 2, 1), torch.full((3, 2, 1), -1.0)
+    write_rows(source, torch.tensor([2, 0]), target, torch.tensor([1, -1]))
+    assert target.flatten().tolist() == [-1, -1, 4, 5, -1, -1]
+    for wrong in ((source[:, :1], target), (source.mT, target), (source.mT.expand(3, 1, 2), target)):
+        with pytest.raises(ChainsError):
+            write_rows(wrong[0], torch.tensor([0]), wrong[1], torch.tensor([0]))
+    with pytest.raises(ChainsError, match="as many"):
+        write_rows(source, torch.tensor([0]), target, torch.tensor([0, 1]))
+
+
+@pytest.mark.gpu
+def test_rows_are_written_on_a_gpu() -> None:
+    for target_dtype, size in ((F32, 16 * 128 * 128), (BF16, 24 * 17)):
+        assert WriteVariant(torch.device("cuda"), F32, target_dtype, torch.int64, size).measure() == 0
 
 
 @needs_interpreter

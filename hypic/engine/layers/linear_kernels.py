@@ -126,7 +126,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
         precision=PRECISION,
         turns=None if moves is None or plan.gathers else compose.Turns(plan.element_turns, moves.cos, moves.sin),
     )
-    stored.index_copy_(0, plan.write_slots, states.index_select(0, plan.write_places))
+    compose.write_rows(states, plan.write_places, stored, plan.write_slots)
     return states
 
 

@@ -226,6 +226,10 @@ class MoE(nn.Module):
         self.gate, self.experts = gate, experts
         self.shared_expert, self.shared_expert_gate = shared_expert, shared_expert_gate
 
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual + self(x)``, all ``[N, hidden]``; one pass where experts' rows are added up by kernel."""
+        return self._at_once(x, residual) if self.experts.asks_no_host(x) else residual + self(x)
+
     def forward(self, x: Tensor) -> Tensor:
         """``[N, hidden]`` -> ``[N, hidden]``."""
         if self.experts.asks_no_host(x):
@@ -238,12 +242,13 @@ class MoE(nn.Module):
             shared = shared * self.shared_expert_gate(x).sigmoid()
         return out + shared
 
-    def _at_once(self, x: Tensor) -> Tensor:
+    def _at_once(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         weights, chosen = self.gate(x)
         made, places = self.experts.spread(x, chosen)
         shared = None if self.shared_expert is None else self.shared_expert(x)
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate.weight[0]
-        return kernels.combine(made, places, weights, shared=shared, x=None if gate is None else x, gate=gate)
+        asked = None if gate is None else x
+        return kernels.combine(made, places, weights, shared=shared, x=asked, gate=gate, residual=residual)
 
 
 class SoftmaxMoE(MoE):

@@ -92,3 +92,9 @@ class GroupRMSNorm(nn.Module):
             return pointwise.gated_group_norm(x, gate, self.weight, num_groups=self.num_groups, eps=self.eps)
         normed: Tensor = self(x).to(gate.dtype)
         return normed * gate.sigmoid()
+
+    def behind_silu(self, x: Tensor, gate: Tensor, is_norm_first: bool) -> Tensor:
+        """The norm of ``x silu(gate)``, or of ``x``, times ``silu(gate)``; both ``[N, size]``, by kernel."""
+        return pointwise.gated_group_norm(
+            x, gate, self.weight, num_groups=self.num_groups, eps=self.eps, silu=True, gates_first=not is_norm_first
+        )

@@ -291,29 +291,36 @@ def combine(
     shared: Tensor | None = None,
     x: Tensor | None = None,
     gate: Tensor | None = None,
+    residual: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """``out[n] = sum_j weights[n, j] rows[places[n, j]] + sigmoid(x[n] . gate) shared[n]``: ``[N, D]``, as ``rows``.
 
     ``weights [N, k]``; ``shared [N, D]`` or none; ``gate [D']`` with ``x [N, D']``, or none, and then the shared
-    expert counts whole. Sums are float32.
+    expert counts whole. Sums are float32, rounded once; ``residual [N, D]``, of the type of ``rows``, is added to that.
 
     Raises:
         ExpertsError: shapes do not fit, or a gate is given without inputs or without a shared expert.
     """
-    _check_combine(rows, places, weights, shared, x, gate)
-    tensors = tuple(tensor for tensor in (rows, shared, x, gate) if tensor is not None)
+    _check_combine(rows, places, weights, shared, x, gate, residual)
+    tensors = tuple(tensor for tensor in (rows, shared, x, gate, residual) if tensor is not None)
     if not _takes_kernel(backend, tensors, Variant(rows.device, rows.dtype, places.shape[1])):
-        return reference.combine(rows, places, weights, shared, x, gate)
+        return reference.combine(rows, places, weights, shared, x, gate, residual)
     from hypic_kernels.experts import triton as kernel
 
     out = torch.empty((len(places), rows.shape[1]), dtype=rows.dtype, device=rows.device)
-    kernel.combine(rows, places, weights.contiguous(), shared, x, gate, out).run()
+    kernel.combine(rows, places, weights.contiguous(), shared, x, gate, out, residual).run()
     return out
 
 
 def _check_combine(
-    rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor | None, x: Tensor | None, gate: Tensor | None
+    rows: Tensor,
+    places: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    x: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
 ) -> None:
     num_tokens, width = len(places), rows.shape[1]
     if places.shape != weights.shape or places.numel() != len(rows) or places.dtype != torch.int32:
@@ -321,8 +328,11 @@ def _check_combine(
             f"places {list(places.shape)} {places.dtype} and weights {list(weights.shape)} must be of one shape, int32 "
             f"places of all of {len(rows)} rows."
         )
-    if shared is not None and tuple(shared.shape) != (num_tokens, width):
-        raise ExpertsError(f"shared has shape {list(shared.shape)}; it must be {[num_tokens, width]}.")
+    for name, rows_of in (("shared", shared), ("residual", residual)):
+        if rows_of is not None and tuple(rows_of.shape) != (num_tokens, width):
+            raise ExpertsError(f"{name} has shape {list(rows_of.shape)}; it must be {[num_tokens, width]}.")
+    if residual is not None and residual.dtype != rows.dtype:
+        raise ExpertsError(f"residual is {residual.dtype} and rows are {rows.dtype}; they must be of one type.")
     if gate is not None and (x is None or shared is None or tuple(x.shape) != (num_tokens, len(gate))):
         raise ExpertsError("a gate takes a shared expert and one row of inputs of its width a token.")
 

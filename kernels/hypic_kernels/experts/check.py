@@ -43,8 +43,11 @@ class Variant:
         kernel.combine(rows, places, weights, shared, x, gate, out).run()
         _, exact_places, ends = reference.scatter(x, chosen, experts)
         exact = reference.combine(x.double()[_tokens(exact_places)], exact_places, weights, shared, x, gate)
+        added = torch.full_like(x, torch.nan)
+        kernel.combine(rows, places, weights, shared, x, gate, added, shared).run()
         wrong = float((found != chosen).sum() + (both[1] != ends).sum() + (rows[places.long()] != x[:, None]).sum())
-        return max(wrong, relative_error(found_weights, weights), relative_error(out, exact))
+        errors = relative_error(out, exact), relative_error(added, shared.double() + out.double())
+        return max(wrong, relative_error(found_weights, weights), *errors)
 
 
 def _tokens(places: torch.Tensor) -> torch.Tensor:

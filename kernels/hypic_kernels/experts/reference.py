@@ -85,11 +85,17 @@ def _runs(ends: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def combine(
-    rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor | None, x: Tensor | None, gate: Tensor | None
+    rows: Tensor,
+    places: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    x: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     dtype = torch.promote_types(rows.dtype, torch.float32)
     out = (weights.to(dtype)[..., None] * rows[places.long()].to(dtype)).sum(1)
     if shared is not None:
         factor = 1.0 if gate is None or x is None else (x.to(dtype) @ gate.to(dtype)).sigmoid()[:, None]
         out = out + factor * shared.to(dtype)
-    return out.to(rows.dtype)
+    return out.to(rows.dtype) if residual is None else residual + out.to(rows.dtype)

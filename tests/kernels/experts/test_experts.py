@@ -158,6 +158,9 @@ def test_rows_are_added_up(num: int, width: int, top_k: int, kind: str, backend:
     assert relative_error(combine(rows, places, weights, backend=backend, **given), exact) < 1e-5
     wrong = combine(rows, places, weights * 1.01, backend=backend, **given)
     assert relative_error(wrong, exact) > 1e-3
+    residual = draw(num, 2 * width, seed=6)[:, :width]
+    added = combine(rows, places, weights, residual=residual, backend=backend, **given)
+    assert relative_error(added, exact + residual) < 1e-5
 
 
 def test_what_does_not_fit_is_said() -> None:
