@@ -69,6 +69,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.inspect",),
     ("hypic.engine.loop",),
     ("hypic.engine.payload",),
+    ("hypic.engine.trust",),
     ("hypic.engine.peers",),
     ("hypic.engine.calibrate",),
     ("hypic.engine.lending",),

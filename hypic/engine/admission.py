@@ -227,9 +227,7 @@ class Admission:
         if self.jobs.away is not None and encodes and not request.stays:
             self.jobs.away.offer(encodes)
 
-    def _there(
-        self, request: Request, span: Interior, entries: Mapping[bytes, CachedSegment]
-    ) -> CachedSegment | None:
+    def _there(self, request: Request, span: Interior, entries: Mapping[bytes, CachedSegment]) -> CachedSegment | None:
         """An entry that is there or being made, pinned; pages that were kept for it are given back."""
         held, key = request.held, span.key
         assert held is not None, "asked for a request that holds nothing"

@@ -14,6 +14,7 @@ from torch import Tensor
 from hypic.engine import plan
 from hypic.engine.admission import Admission
 from hypic.engine.detokenizer import Detokenizer
+from hypic.engine.parallel.cost import Pace
 from hypic.engine.plan import Piece
 from hypic.engine.read_back import ReadBack
 from hypic.engine.report import cache_report
@@ -121,6 +122,7 @@ class Engine:
         self.is_stalled = False
         # Called while the device is at a step; what it does must leave all that runs as it is.
         self.meanwhile: Callable[[ReadBack], None] = _nothing
+        self.pace: Pace | None = None
 
     @property
     def has_work(self) -> bool:
@@ -184,9 +186,9 @@ class Engine:
         if work.encodes:
             seconds = time.perf_counter() - began
             self.tiers.costs.encode.see(sum(chain.num_tokens for chain in work.chains), seconds)
-            away = self.admission.jobs.away
-            if away is not None and not work.requests:
-                away.ran([run.chain.num_tokens for run in work.encodes], seconds)
+            if self.pace is not None:
+                rows = sum(run.chain.num_tokens for run in work.requests)
+                self.pace.ran([run.chain.num_tokens for run in work.encodes], rows, seconds)
         return done + settled
 
     def _run(self, work: Work) -> StepResult:

@@ -132,6 +132,7 @@ def _mapped_arrays(
         "token_chunks": inverse,
         "elements": np.asarray(elements.rows).reshape(-1, 4),
         "element_turns": elements.turns,
+        **_slotted_arrays(elements, chains),
         "cu_elements": elements.ends,
         "initial_slots": [chain.initial_slot for chain in chains],
         "final_slots": [chain.final_slot for chain in chains],
@@ -192,6 +193,21 @@ def _chunks(lengths: Slots, size: int, tokens: Slots, num_tokens: int) -> tuple[
     chunks = np.full(int(counts.sum()) * size, num_tokens)
     chunks[inverse] = tokens
     return chunks.reshape(-1, size), inverse
+
+
+def _slotted_arrays(elements: Elements, chains: Sequence[Chain]) -> dict[str, Slots]:
+    """The same elements for a scan that writes straight into state slots: what is wanted before an element are
+    snapshots alone, and those at a chain's end are copied from its final slot."""
+    rows = np.asarray(elements.rows).reshape(-1, 4).copy()
+    rows[:, 3] = NOT_WANTED
+    copies = []
+    for chain, element, slot in elements.snapshots:
+        if element == elements.ends[chain + 1]:
+            copies.append((chains[chain].final_slot, slot))
+        else:
+            rows[element, 3] = slot
+    pairs = np.asarray(copies).reshape(-1, 2)
+    return {"slotted_elements": rows, "copies_from": pairs[:, 0], "copies_to": pairs[:, 1]}
 
 
 def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:

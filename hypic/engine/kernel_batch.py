@@ -110,9 +110,7 @@ def batch_of(
     counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers, rounds)
     attention = final_attention = None
     if slots is not None:
-        attention = attention_plan(
-            sent, slots, "", sent["positions"], room.tile, room.num_keys, room.is_recorded
-        )
+        attention = attention_plan(sent, slots, "", sent["positions"], room.tile, room.num_keys, room.is_recorded)
         final_attention = attention_plan(sent, slots, "final_", sent["final_positions"], 1, 0, room.is_recorded)
     return Batch(
         ids=sent["ids"],

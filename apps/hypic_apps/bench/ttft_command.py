@@ -194,10 +194,10 @@ def _profile(built: Session, shape: Shape, arm: str) -> str:
 
 
 def _drive(pieces: Sequence[Piece], policy: Policy, id: str, engine: Engine) -> None:
-    """One request on the engine's own thread, to its first token."""
-    engine.add(Task(id, pieces, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), policy))
-    while engine.has_work:
-        engine.step()
+    """One request on the engine's own thread, to its first token; its second one is left."""
+    engine.add(Task(id, pieces, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True), policy))
+    while all(emission.id != id for emission in engine.step()):
+        pass
 
 
 def text(result: dict[str, Any]) -> str:

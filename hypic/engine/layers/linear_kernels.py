@@ -41,10 +41,17 @@ class FusedMixer(Protocol):
         """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
         ...
 
-    def step_rows(
-        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
-    ) -> Tensor:
+    def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None) -> Tensor:
         """One token a chain; the pool's states are moved on in place."""
+        ...
+
+
+@runtime_checkable
+class ScanningMixer(Protocol):
+    """A fused mixer that has, besides, one kernel for lift, scan and read together."""
+
+    def scan_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
+        """Outputs at once, states written to the pool; None where maps of chunks are wanted or the better way."""
         ...
 
 
@@ -71,6 +78,10 @@ def _fused(
     if plan.rounds:
         assert isinstance(mixer, RunMixer), "runs were planned for a layer that has no kernel for them"
         return _with_runs(mixer, projected, plan, pool, layer)
+    if isinstance(mixer, ScanningMixer) and plan.folds is None:
+        outputs = mixer.scan_rows(projected, plan, pool, layer)
+        if outputs is not None:
+            return outputs
     maps, read = mixer.lift_rows(projected, plan, pool, layer, angles)
     return read(scan(maps, plan, pool, layer, moves, mixer.family.has_channel_gate)[: len(plan.chunks)])
 

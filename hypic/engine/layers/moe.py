@@ -28,7 +28,7 @@ def grouped_product() -> GroupedProduct | None:
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T`` in at least fp32, ``[N, E]``; nothing is copied where a product of 16 bits may leave its sums."""
+    """``x @ weight.T`` in at least fp32, ``[N, E]``; 16-bit operands are multiplied as they are."""
     if x.is_cuda and x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(x, weight.mT, out_dtype=torch.float32)
     return F.linear(upcast(x), upcast(weight))

@@ -90,4 +90,5 @@ class GroupRMSNorm(nn.Module):
         """The norm of ``x [N, size]``, rounded to the type of ``gate [N, size]``, times ``sigmoid(gate)``."""
         if by_kernel(x):
             return pointwise.gated_group_norm(x, gate, self.weight, num_groups=self.num_groups, eps=self.eps)
-        return self(x).to(gate.dtype) * gate.sigmoid()
+        normed: Tensor = self(x).to(gate.dtype)
+        return normed * gate.sigmoid()

@@ -30,7 +30,7 @@ from hypic_kernels.delta.layout import (
 )
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, ScanPrecision, state_dtype
 from hypic_kernels.delta.running import run, runs_here
-from hypic_kernels.delta.scan import gated_norm, scan, serves
+from hypic_kernels.delta.scan import can_scan, gated_norm, scan
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
 from hypic_kernels.rows import CHUNK, RowArrays, Rows, row_arrays
 from hypic_kernels.trust import is_trusted
@@ -51,6 +51,7 @@ __all__ = [
     "ScanConfig",
     "ScanPrecision",
     "StepConfig",
+    "can_scan",
     "gated_norm",
     "lift",
     "read",
@@ -58,7 +59,6 @@ __all__ = [
     "run",
     "runs_here",
     "scan",
-    "serves",
     "step",
 ]
 

@@ -1,6 +1,7 @@
 """A mixture of experts: choosing, sorting rows by expert, products of few rows with many matrices, and adding up.
 
-``route`` takes the best of a softmax, ``route_groups`` of sigmoid scores within the best groups, ``order`` says which rows an expert has, ``scatter`` copies them there,
+``route`` takes the best of a softmax, ``route_groups`` of sigmoid scores within the best groups, ``order`` says which
+rows an expert has, ``scatter`` copies them there,
 ``combine`` adds the experts' rows and a gated shared expert. ``gate_up`` and ``down`` are the products of few rows with
 experts' matrices; of many (see ``fits``), torch's grouped ones are faster. Every index stays on the device and every
 shape follows from the arguments' shapes, so a captured graph can be replayed. The definition is ``reference.py``, notes
@@ -89,7 +90,7 @@ def route_groups(
     """The ``top_k`` best of ``sigmoid(logits) + bias`` within the best groups (DeepSeek-V3, arXiv 2412.19437).
 
     ``logits [N, E]``, experts in ``num_groups`` equal groups, one after the other; a group is worth the sum of its two
-    best, and ``top_groups`` of them are chosen from. Weights ``[N, k]``, float32 (float64 if ``logits`` are), are scores
+    best, and ``top_groups`` of them are chosen from. Weights ``[N, k]``, float32 (float64 for such logits), are scores
     without the ``bias [E]``, divided by their sum plus 1e-20 with ``renormalise``, times ``scale``; experts ``[N, k]``
     int32, best first, the lower number in a tie. Weights of a row with NaN are NaN; its experts are any, each once.
 

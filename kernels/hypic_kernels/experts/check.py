@@ -81,8 +81,8 @@ class GroupsVariant:
 
         generator = torch.Generator().manual_seed(4)
         logits = torch.randn(37, self.num_experts, generator=generator).to(self.device, self.dtype)
-        bias = torch.randn(self.num_experts, generator=generator) / 4
-        bias = None if self.bias_dtype is None else bias.to(self.device, self.bias_dtype)
+        drawn = torch.randn(self.num_experts, generator=generator) / 4
+        bias = None if self.bias_dtype is None else drawn.to(self.device, self.bias_dtype)
         groups, scores = (self.num_groups, self.top_groups), logits.double().sigmoid()
         _, chosen = reference.route_groups(logits.double(), bias, self.top_k, *groups, 2.5, True)
         weights = scores.new_full(chosen.shape, torch.nan, dtype=torch.float32)

@@ -23,7 +23,7 @@ def route_groups(
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
     biased = scores if bias is None else scores + bias.to(scores.dtype)
     if num_groups > 1:
-        grouped = biased.unflatten(-1, (num_groups, -1))
+        grouped = biased.view(len(biased), num_groups, -1)
         best = _best(grouped.topk(2, dim=-1).values.sum(-1), top_groups)
         is_open = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, True)
         biased = grouped.masked_fill(~is_open[..., None], -torch.inf).flatten(1)
