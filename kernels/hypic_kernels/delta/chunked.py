@@ -14,7 +14,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -25,6 +25,12 @@ from hypic_kernels.delta.rule import GatedNorm, Rule
 from hypic_kernels.rows import CHUNK, Rows
 
 MAX_KEY_DIM = 256
+# The layouts that fla's own measurements chose on an H200 (Triton 3.6, heads of 128).
+SUMS: Mapping[str, int] = {"num_warps": 1}
+SOLVE: Mapping[str, int] = {"BK": 64, "num_warps": 4}
+W_U: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
+STATES: Mapping[str, int] = {"BV": 32, "num_warps": 4, "num_stages": 3}
+OUTPUTS: Mapping[str, int] = {"BK": 64, "BV": 64, "num_warps": 4, "num_stages": 3}
 _LOG2_E = 1 / math.log(2)
 
 
@@ -57,7 +63,47 @@ def pieces() -> Pieces | None:
         {"scale", "chunk_size", "chunk_indices"},
     )
     is_known = all(names <= _parameters(piece) for piece, names in zip(found, taken, strict=True))
-    return found if is_known else None
+    return found if is_known and _pin_all() else None
+
+
+def _pin_all() -> bool:
+    """Leave each of fla's kernels one layout, in this process; ``False`` if one is not where it is looked for.
+
+    Measuring them takes minutes, and another layout may be chosen each time, with other roundings.
+    """
+    try:
+        from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_kernel_h_blockdim64
+        from fla.ops.common.chunk_o import chunk_fwd_kernel_o
+        from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_kkt_solve_kernel
+        from fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd_kernel
+        from fla.ops.utils.cumsum import chunk_local_cumsum_scalar_kernel
+    except ImportError:
+        return False
+    pins = (
+        (chunk_local_cumsum_scalar_kernel, SUMS),
+        (chunk_gated_delta_rule_fwd_kkt_solve_kernel, SOLVE),
+        (recompute_w_u_fwd_kernel, W_U),
+        (chunk_gated_delta_rule_fwd_kernel_h_blockdim64, STATES),
+        (chunk_fwd_kernel_o, OUTPUTS),
+    )
+    return all(pin(kernel, layout) for kernel, layout in pins)
+
+
+def pin(kernel: Any, layout: Mapping[str, int]) -> bool:
+    """Of the layouts that a kernel's autotuner would measure, leave the one that is nearest to ``layout``: fla lists
+    others for chips with less shared memory."""
+    tuner = kernel
+    while tuner is not None and not getattr(tuner, "configs", None):  # below heuristics
+        tuner = getattr(tuner, "fn", None)
+    if tuner is None:
+        return False
+    tuner.configs = [max(tuner.configs, key=lambda config: _agreement(config, layout))]
+    return True
+
+
+def _agreement(config: Any, layout: Mapping[str, int]) -> int:
+    values = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    return sum(values.get(name) == value for name, value in layout.items())
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

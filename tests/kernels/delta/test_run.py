@@ -183,9 +183,34 @@ def test_a_wrong_call_shows(stood_in: None, fault: str, monkeypatch: pytest.Monk
     assert max(errors) > 100 * 1e-5
 
 
-def test_other_versions_of_fla_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"self", "other"} == chunked._parameters(lambda self, other: None)
-    assert chunked.pieces() is None or torch.cuda.is_available(), "fla is not for a CPU"
+def test_a_kernel_is_left_the_layout_that_is_nearest() -> None:
+    """Below heuristics stands the autotuner; one that lists other layouts keeps what comes nearest."""
+
+    class Config:
+        def __init__(self, num_warps: int, num_stages: int, **kwargs: int) -> None:
+            self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
+
+    class Kernel:
+        def __init__(self, fn: Any = None, configs: Any = None) -> None:
+            self.fn, self.configs = fn, configs
+
+    listed = [Config(2, 2, BV=64), Config(4, 2, BV=32), Config(4, 3, BV=32), Config(4, 3, BV=64)]
+    tuner = Kernel(Kernel(), listed)
+    assert chunked.pin(Kernel(tuner, None), chunked.STATES) and tuner.configs == [listed[2]]
+    small = Kernel(Kernel(), listed[:2])
+    assert chunked.pin(small, chunked.STATES) and small.configs == [listed[1]]
+    assert not chunked.pin(Kernel(), chunked.STATES)
+
+
+@pytest.mark.gpu
+def test_nothing_is_measured_at_first_use() -> None:
+    if chunked.pieces() is None:
+        pytest.skip("fla is not installed")
+    from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_kernel_h_blockdim64 as kernel
+
+    while not getattr(kernel, "configs", None):
+        kernel = kernel.fn
+    assert len(kernel.configs) == 1
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
