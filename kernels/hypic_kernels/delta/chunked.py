@@ -2,9 +2,9 @@
 
 fla and Triton are imported only when they are asked for.
 
-With ``G`` the running sum of ``g`` within a chunk, fla's pieces give the WY form of arXiv 2412.06464: ``w, u`` of every
-chunk at once; then, chunk after chunk, ``v' = u - w S`` and ``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of
-every chunk at once. The transition of a row is the same walk from the identity with ``u = 0``. Operands of products are
+With ``G`` the running sum of ``g`` within a chunk, ``w, u`` of every chunk are made at once (``solving.py``, in the
+place of fla's three launches for it); then, chunk after chunk, ``v' = u - w S`` and
+``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of every chunk at once. The transition of a row is the same walk from the identity with ``u = 0``. Operands of products are
 bfloat16, sums float32, the state between chunks float32; so a result is off by some 2^-9 of its size, as fla's own are.
 """
 
@@ -111,24 +111,23 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
 
 
 class Gathered(NamedTuple):
-    """Tokens in the order of rows: ``q, k [1, n, Hk, K]`` normalised, ``v [1, n, Hv, V]``, ``g, beta [1, n, Hv]``."""
+    """Tokens in the order of rows: ``q, k [1, n, Hk, K]`` normalised, ``g, beta [1, n, Hv]`` in float32."""
 
     q: Tensor
     k: Tensor
-    v: Tensor
     g: Tensor
     beta: Tensor
 
 
-def gathered(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, rule: Rule) -> Gathered:
-    """By this package's kernels; ``g`` is the logarithm of the decay, in float32."""
+def gathered(q: Tensor, k: Tensor, g: Tensor, beta: Tensor, rows: Rows, rule: Rule) -> Gathered:
+    """By this package's kernels; ``g`` becomes the logarithm of the decay."""
     from hypic_kernels.delta import gathering
 
     size, eps = len(rows.tokens), rule.eps if rule.normalise else None
-    heads = [x.new_empty((1, size, *x.shape[1:])) for x in (q, k, v)]
+    heads = [x.new_empty((1, size, *x.shape[1:])) for x in (q, k)]
     gates = [g.new_empty((1, size, g.shape[1]), dtype=torch.float32) for _ in range(2)]
-    for x, out, norm in zip((q, k, v), heads, (eps, eps, None), strict=True):
-        gathering.gather(x, rows.tokens, out, norm).run()
+    for x, out in zip((q, k), heads, strict=True):
+        gathering.gather(x, rows.tokens, out, eps).run()
     gathering.gate(g, beta, rows.tokens, rule, *gates).run()
     return Gathered(*heads, *gates)
 
@@ -141,11 +140,29 @@ class Chunked(NamedTuple):
     u: Tensor
 
 
-def chunked(x: Gathered, rows: Rows) -> Chunked:
-    known = _known()
+def chunked(x: Gathered, v: Tensor, rows: Rows) -> Chunked:
+    """By this package's kernel, of ``v [N, Hv, V]`` where it lies."""
+    from hypic_kernels.delta import solving
+
+    size, (num_heads, value_dim) = len(rows.tokens), v.shape[1:]
+    made = Chunked(
+        torch.empty_like(x.g),
+        x.k.new_empty((1, size, num_heads, x.k.shape[3])),
+        v.new_empty((1, size, num_heads, value_dim)),
+    )
+    solving.solve(x.k, v, x.g, x.beta, rows, *made).run()
+    return made
+
+
+def chunked_by_fla(x: Gathered, v: Tensor, rows: Rows) -> Chunked:
+    """The same by fla, which wants v in the order of rows: what ``run_bench`` compares with."""
+    from hypic_kernels.delta import gathering
+
+    known, values = _known(), v.new_empty((1, len(rows.tokens), *v.shape[1:]))
+    gathering.gather(v, rows.tokens, values, None).run()
     where = {"cu_seqlens": rows.cu_seqlens, "chunk_indices": rows.chunk_indices, "chunk_size": CHUNK}
     g = known.sums(x.g, scale=_LOG2_E, **where)
-    w, u, _ = known.w_u(k=x.k, v=x.v, g=g, beta=x.beta, **where)
+    w, u, _ = known.w_u(k=x.k, v=values, g=g, beta=x.beta, **where)
     return Chunked(g, w, u)
 
 
@@ -198,8 +215,8 @@ def run(
     from hypic_kernels.delta import gathering
 
     with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
-        x = gathered(q, k, v, g, beta, rows, rule)
-        made = chunked(x, rows)
+        x = gathered(q, k, g, beta, rows, rule)
+        made = chunked(x, v, rows)
         states, values, final = walked(x, made, rows, initial)
         found = outputs(x, made, rows, states, values, rule.scale)
         gathering.scatter(found, rows.tokens, norm, out).run()

@@ -93,13 +93,15 @@ class Work:
     def pieces(self) -> dict[str, Callable[[], object]]:
         """What ``by_fla`` launches, piece by piece."""
         p, rows = self.problem, self.rows
-        x = chunked.gathered(*p.tokens, rows, p.rule)
-        made = chunked.chunked(x, rows)
+        q, k, v, g, beta = p.tokens
+        x = chunked.gathered(q, k, g, beta, rows, p.rule)
+        made = chunked.chunked(x, v, rows)
         states, values, _ = chunked.walked(x, made, rows, self.initial)
         found = chunked.outputs(x, made, rows, states, values, p.rule.scale)
         return {
-            "gather": lambda: chunked.gathered(*p.tokens, rows, p.rule),
-            "chunks": lambda: chunked.chunked(x, rows),
+            "gather": lambda: chunked.gathered(q, k, g, beta, rows, p.rule),
+            "chunks": lambda: chunked.chunked(x, v, rows),
+            "chunks by fla": lambda: chunked.chunked_by_fla(x, v, rows),
             "states": lambda: chunked.walked(x, made, rows, self.initial),
             "outputs": lambda: chunked.outputs(x, made, rows, states, values, p.rule.scale),
             "scatter": lambda: gathering.scatter(found, rows.tokens, p.norm, self.out).run(),

@@ -168,11 +168,27 @@ def test_pieces_in_their_order_give_what_the_reference_gives(stood_in: None, is_
 
 
 @needs_interpreter
+@pytest.mark.parametrize("dims", [(24, 17), (130, 16)], ids=str)
+@pytest.mark.parametrize("heads", [(2, 4), (1, 3)], ids=str)
+def test_chunks_are_solved_as_by_fla(stood_in: None, heads: tuple[int, int], dims: tuple[int, int]) -> None:
+    """Running sums, ``w`` and ``u``, by one kernel and by pieces of fla's meaning."""
+    p = Problem.random(Shape(*dims, *heads, 64, (70, 64, 1, 33), 0))
+    rows = replace(Rows.of((70, 64, 1, 33)), tokens=torch.arange(168, dtype=torch.int32).flip(0))
+    x = chunked.gathered(p.q, p.k, p.g, p.beta, rows, p.rule)
+    made = chunked.chunked(x, p.v, rows), chunked.chunked_by_fla(x, p.v, rows)
+    assert all(relative_error(one, other.double()) < 1e-6 for one, other in zip(*made, strict=True))
+    other = chunked.chunked(x._replace(beta=x.beta / 2), p.v, rows)
+    assert relative_error(other.w, made[1].w.double()) > 100 * 1e-6
+
+
+@needs_interpreter
 @pytest.mark.parametrize("fault", ["scale", "sums", "unit"])
 def test_a_wrong_call_shows(stood_in: None, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hypic_kernels.delta import solving
+
     p, rows = problem_of(LENGTHS), Rows.of(LENGTHS, 2)
     if fault == "sums":
-        monkeypatch.setattr(chunked, "_LOG2_E", 1.0)
+        monkeypatch.setattr(solving, "LOG2_E", 1.0)
     elif fault == "unit":
         monkeypatch.setattr(torch, "eye", lambda size, sound=torch.eye, **options: 2 * sound(size, **options))
     wide = p.wide()
