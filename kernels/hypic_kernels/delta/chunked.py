@@ -4,10 +4,10 @@ fla and Triton are imported only when they are asked for.
 
 With ``G`` the running sum of ``g`` within a chunk, ``w, u`` of every chunk are made at once (``solving.py``, in the
 place of fla's three launches for it); then, chunk after chunk, ``v' = u - w S`` and
-``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of every chunk at once. The transition of a row is the same walk
-from the identity with ``u = 0``. Operands of products are bfloat16, sums float32, the state between chunks float32; so a
-result is off by some 2^-9 of its size, as fla's own are. Decays between tokens are differences of running sums, which
-one of less than some -1000 in a chunk would blur.
+``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of every chunk at once. The transition of a row is the same
+walk from the identity with ``u = 0``. Operands of products are bfloat16, sums float32, the state between chunks
+float32; so a result is off by some 2^-9 of its size, as fla's own are. Decays between tokens are differences of running
+sums, which one of less than some -1000 in a chunk would blur.
 """
 
 from __future__ import annotations

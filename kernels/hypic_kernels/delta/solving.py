@@ -1,8 +1,8 @@
 """Chunks of rows before their states are known, in one launch: running sums of ``g``, and ``w`` and ``u``.
 
 With ``e_i = exp(g_1 + ... + g_i)`` within a chunk, ``A_ij = beta_i D_ij (k_i . k_j)`` below the diagonal and ``D_ij``
-the decay from j to i, ``w = (I + A)^-1 diag(beta e) k`` and ``u = (I + A)^-1 diag(beta) v``. A program takes a chunk and
-a value head, in halves: with ``L`` what couples the lower half to the upper and ``X`` the inverse of each half,
+the decay from j to i, ``w = (I + A)^-1 diag(beta e) k`` and ``u = (I + A)^-1 diag(beta) v``. A program takes a chunk
+and a value head, in halves: with ``L`` what couples the lower half to the upper and ``X`` the inverse of each half,
 
     w_upper = X_upper (beta e k)_upper        w_lower = X_lower ((beta e k)_lower - L w_upper)
 
