@@ -29,6 +29,16 @@ class Folds:
 
 
 @dataclass(frozen=True)
+class Slotted:
+    """A step's chains whose states go where they are kept: snapshots before an element to the slot that it names,
+    finals to the plan's ``final_slots``, and those of ``copies_from`` then also to ``copies_to`` (int64)."""
+
+    chains: Chains
+    copies_from: Tensor
+    copies_to: Tensor
+
+
+@dataclass(frozen=True)
 class Round:
     """Rows that are run side by side, one of each run, from the states ``initial [R]``: slots of the pool in the first
     round, then places among the states after the round before. All int64 but ``rows``.
@@ -47,16 +57,6 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Slotted:
-    """A step's chains whose states go where they are kept: snapshots before an element to the slot that it names,
-    finals to the plan's ``final_slots``, and those of ``copies_from`` then also to ``copies_to`` (int64)."""
-
-    chains: Chains
-    copies_from: Tensor
-    copies_to: Tensor
-
-
-@dataclass(frozen=True)
 class KernelPlan:
     """Device tensors, int32 unless torch's own indexing reads them (int64).
 
@@ -64,8 +64,8 @@ class KernelPlan:
     ``chunks [M, C]`` holds token numbers, ``N`` pads; ``token_chunks [N]`` (int64) is its inverse into ``M * C``.
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
     ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64). ``slotted`` is
-    the same for a scan that writes into state slots itself; of decoding there is none. Tokens of runs stand in none of
-    these, but in ``rounds``.
+    the same for a scan that writes into state slots itself; of decoding there is none.
+    Tokens of runs stand in none of these, but in ``rounds``.
     ``element_turns [E]``: the number of an element's interior, -1 for chunks. ``gathers``: the chains' source 1 are the
     interiors, gathered and moved, in their order, instead of the pool's entries.
     """

@@ -160,20 +160,6 @@ class GatedDeltaNet(nn.Module):
 
         return Affine(maps.transition, maps.end_state), read
 
-    def runs_rows(self) -> bool:
-        """See ``linear_runs.RunMixer``; on a CPU the reference runs them."""
-        shape, weight = self.shape, self.conv1d.weight
-        sizes = (shape.num_k_heads, shape.num_v_heads, shape.head_k_dim, shape.head_v_dim)
-        return not weight.is_cuda or delta.runs_here(*sizes, weight.dtype, weight.device)
-
-    def run_rows(self, tokens: HeadRows, rows: Rows, initial: Tensor) -> tuple[Tensor, Tensor]:
-        """See ``linear_runs.RunMixer``."""
-        return delta.run(*tokens.tokens, rows, initial, tokens.out, rule=self._rule, norm=tokens.norm)
-
-    def project_back(self, rows: HeadRows) -> Tensor:
-        """See ``linear_runs.RunMixer``."""
-        return self._projected_back(rows.out)
-
     def scan_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
         """See ``linear_kernels.ScanningMixer``."""
         slotted, states, rule = plan.slotted, pool.states[layer], self._rule
@@ -190,6 +176,20 @@ class GatedDeltaNet(nn.Module):
         )  # fmt: skip
         states.index_copy_(0, slotted.copies_to, states.index_select(0, slotted.copies_from))
         return self._projected_back(out)
+
+    def runs_rows(self) -> bool:
+        """See ``linear_runs.RunMixer``; on a CPU the reference runs them."""
+        shape, weight = self.shape, self.conv1d.weight
+        sizes = (shape.num_k_heads, shape.num_v_heads, shape.head_k_dim, shape.head_v_dim)
+        return not weight.is_cuda or delta.runs_here(*sizes, weight.dtype, weight.device)
+
+    def run_rows(self, tokens: HeadRows, rows: Rows, initial: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``linear_runs.RunMixer``."""
+        return delta.run(*tokens.tokens, rows, initial, tokens.out, rule=self._rule, norm=tokens.norm)
+
+    def project_back(self, rows: HeadRows) -> Tensor:
+        """See ``linear_runs.RunMixer``."""
+        return self._projected_back(rows.out)
 
     def step_rows(
         self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None
