@@ -159,7 +159,10 @@ def test_a_worker_that_dies_while_it_starts_is_started_again(faulty: Running, fa
 def test_a_hundred_kills(folder: Path, alone: Running, tmp_path: Path) -> None:
     with misbehaving(folder, tmp_path, SETUP) as engine:
         for number in range(100):
+            before = engine.workers.supervisor.hellos[0]
             strike(engine, alone, tmp_path, KILLED[number % len(KILLED)], 1000 + number)
+            until(lambda: not is_running(before.pid))
+            renewed(engine, before)
         assert engine.workers.peers.counts.fell_back > 50
         pids = [hello.pid for hello in engine.workers.supervisor.hellos]
     assert not any(map(is_running, pids))
