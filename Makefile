@@ -8,6 +8,8 @@
 # PYTHON=python3.12 make test   uses another interpreter for a new environment.
 PYTHON ?= python3
 VENV ?= .venv
+# Test files that run at the same time, each in a process of its own with one thread.
+JOBS ?= 2
 BIN := $(VENV)/bin
 PACKAGES := hypic kernels/hypic_kernels retriever/hypic_retriever apps/hypic_apps
 
@@ -46,7 +48,7 @@ app: $(APP_STAMP)
 test: $(TEST_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict $(PACKAGES)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
 soak: $(TEST_STAMP)
 	$(BIN)/python -m pytest -q -m soak

@@ -111,7 +111,7 @@ def _live(
         piece = pieces[places[number]]
         assert piece.segment is not None, "places are those of segments"
         name = piece.segment.name or f"segment {number}"
-        extra = len(piece.ids) - policy.seam
+        extra = policy.num_cached(len(piece.ids), piece.segment.seam)
         way = _way(f"{name} live", found.full, answer)
         out.append(replace(way, extra_tokens=extra, segment=number, setting="cache=False"))
     return tuple(out)
@@ -123,11 +123,11 @@ def _seams(
     """Wider seams; which segments are cached stays as it was but for those that the seam covers."""
     widths = [max(1, policy.seam) * factor for factor in WIDER]
     policies = [replace(policy, seam=width, min_segment_tokens=policy.shortest) for width in widths]
-    lengths = [len(piece.ids) for piece in pieces if piece.segment is not None]
-    cached = [n for n in lengths if n > policy.seam and n >= policy.shortest]
+    sizes = [(len(piece.ids), piece.segment.seam) for piece in pieces if piece.segment is not None]
     out = []
-    for width, answer in zip(widths, ask([(pieces, one) for one in policies], sampling), strict=True):
-        extra = sum(min(width, n) - policy.seam for n in cached)
+    answers = ask([(pieces, one) for one in policies], sampling)
+    for width, wider, answer in zip(widths, policies, answers, strict=True):
+        extra = sum(policy.num_cached(*size) - wider.num_cached(*size) for size in sizes)
         way = _way(f"seam {width}", found.full, answer)
         out.append(replace(way, extra_tokens=extra, setting=f"seam={width}, min_segment_tokens={policy.shortest}"))
     return tuple(out)

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from hypic.errors import ConfigError
+from hypic.policy import Policy, one_of
 from hypic.store_spec import TierSpec, parse_bytes, parse_store
-from hypic.types import Policy, _one_of
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 KERNELS = ("auto", "on", "off")
@@ -85,13 +85,13 @@ class EngineConfig:
     launcher: str = "processes"
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, DTYPES)
-        _one_of("load_format", self.load_format, LOAD_FORMATS)
-        _one_of("launcher", self.launcher, LAUNCHERS)
-        _one_of("storage", self.storage, STORAGES)
+        one_of("dtype", self.dtype, DTYPES)
+        one_of("load_format", self.load_format, LOAD_FORMATS)
+        one_of("launcher", self.launcher, LAUNCHERS)
+        one_of("storage", self.storage, STORAGES)
         if not isinstance(self.drop_below, (int, float)) or not 0.0 <= self.drop_below < 1.0:
             raise ConfigError(f"drop_below is {self.drop_below!r}; it must be a number from 0 up to 1, 0 for none.")
-        _one_of("kernels", self.kernels, KERNELS)
+        one_of("kernels", self.kernels, KERNELS)
         for name in (
             "max_running",
             "max_step_tokens",

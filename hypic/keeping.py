@@ -22,7 +22,7 @@ from hypic.engine.store.texts import Texts, Wanted
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.workers import Workers, total
 from hypic.errors import ConfigError
-from hypic.kept import CachedEntry, Forgetful, Forgotten
+from hypic.kept import CachedEntry, Forgetful, Forgotten, check_meant
 from hypic.registry import Registry
 from hypic.stream import Inbox
 from hypic.types import CacheReport, Policy, Segment
@@ -67,22 +67,34 @@ class Keeping:
 
     def keys(self, segments: Sequence[Segment], *, policy: Policy | None = None) -> list[tuple[str | None, int]]:
         """Under which key each segment is kept (``None``: it is run live), and how many of its tokens; runs nothing."""
-        used = self._policy(policy)
+        used = self._policy(policy).with_(live_last=0)
         planned = (self._planned(segment, used) for segment in segments)
-        return [(None if p.key is None else p.key.hex(), len(p.ids) - used.seam) for p in planned]
+        return [(None if p.key is None else p.key.hex(), used.num_cached(len(p.ids), p.segment.seam)) for p in planned]
 
     def flush(self) -> None:
         """Wait until all that is cached is written to the tiers that outlive this process."""
         while self._loop.call(inspect.flush):
             pass
 
-    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
-        """Forget the texts that match all of what is given, or all that is cached; how much of what went.
+    def forget(
+        self,
+        *,
+        source: str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        everything: bool = False,
+    ) -> Forgotten:
+        """Forget the texts that match all of what is given, or with ``everything`` all that is cached; how much of what
+        went.
 
         Their entries go, every entry and snapshot that holds their tokens, what is still being encoded or waits to
         be written, files, known texts in flat prompts, and passages of attached indexes that match. Requests under way
-        are answered and leave nothing behind.
+        are answered and leave nothing behind. ``everything`` leaves attached indexes alone.
+
+        Raises:
+            ConfigError: it is not said what to forget: no label is given, and not ``everything`` either; or both are.
         """
+        check_meant(source, name, namespace, everything)
         wanted = Wanted(source, name, namespace)
         num_texts = self._forget_known(wanted)
         found, texts = self._forget_cached(wanted)

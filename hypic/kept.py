@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from hypic.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Forgotten:
@@ -22,6 +24,25 @@ class Forgotten:
     def num_cached(self) -> int:
         """Entries and snapshots together."""
         return self.num_entries + self.num_snapshots
+
+
+def check_meant(source: str | None, name: str | None, namespace: str | None, everything: bool) -> None:
+    """Whether it is said what to forget, so that labels that were left out by mistake do not empty a cache.
+
+    Raises:
+        ConfigError: no label is given and not ``everything`` either, or both.
+    """
+    is_labelled = not (source is name is namespace is None)
+    if is_labelled and everything:
+        raise ConfigError(
+            f"forget got source={source!r}, name={name!r}, namespace={namespace!r} and everything=True; pass one or "
+            "the other: labels for the texts that match all of them, everything=True to empty the cache."
+        )
+    if not is_labelled and not everything:
+        raise ConfigError(
+            "forget got no source=, name= or namespace=; name what to forget, or pass everything=True to empty the "
+            "cache."
+        )
 
 
 class Forgetful(Protocol):

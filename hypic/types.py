@@ -11,18 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from hypic.errors import ConfigError, PromptError
+from hypic.policy import Compose as Compose
+from hypic.policy import Policy as Policy
+from hypic.policy import Reuse as Reuse
+from hypic.policy import check_count, one_of
 
 Kind = Literal["document", "system", "skill", "memory", "tool", "turn"]
-Reuse = Literal["segments", "prefix", "none"]
-Compose = Literal["transition", "addition", "last"]
 Outcome = Literal["hit", "encoded", "live"]
 FinishReason = Literal["stop", "length", "abort"]
 Message = Mapping[str, Any]
-
-
-def _one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}.")
 
 
 def _check_label(label: str, value: object) -> None:
@@ -39,10 +36,11 @@ class Segment:
     ``name`` and ``source`` are labels for reports and ``LLM.forget``; they never enter the
     identity of a cached entry. ``namespace`` does: entries are not shared across namespaces.
     ``cache=None`` lets kind and position decide, ``True`` forces a segment, ``False`` live text.
-    ``ttl_s`` are the seconds after which what is cached of the text is forgotten.
+    ``ttl_s`` are the seconds after which what is cached of the text is forgotten. ``seam`` is a width
+    of its own, in place of the policy's; it is part of the entry's identity.
 
     Raises:
-        ConfigError: ``kind`` is none of ``Kind``, or ``ttl_s`` is no positive number.
+        ConfigError: ``kind`` is none of ``Kind``, ``ttl_s`` no positive number, or ``seam`` no number of tokens.
         PromptError: ``text`` is not a ``str``.
     """
 
@@ -53,15 +51,17 @@ class Segment:
     namespace: str | None = None
     cache: bool | None = None
     ttl_s: float | None = None
+    seam: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
             raise PromptError(
                 f"a segment's text is {type(self.text).__name__}, not str; decode it before passing it on."
             )
-        _one_of("a segment's kind", self.kind, get_args(Kind))
+        one_of("a segment's kind", self.kind, get_args(Kind))
         for label in ("name", "source", "namespace"):
             _check_label(f"a segment's {label}", getattr(self, label))
+        check_count("a segment's seam", self.seam)
         ttl = self.ttl_s
         if ttl is not None and not (isinstance(ttl, (int, float)) and not isinstance(ttl, bool) and 0 < ttl < 2**53):
             raise ConfigError(f"a segment's ttl_s is {ttl!r}; pass seconds above 0, or None to keep it.")
@@ -152,43 +152,6 @@ class SamplingParams:
         if not fits:
             bounds = f"{'above' if above else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
             raise ConfigError(f"{name} is {value!r}; it must be {'a whole number ' if integer else ''}{bounds}.")
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What may be reused and how; part of what an answer depends on, never of what is cached.
-
-    ``reuse``: ``segments`` (position-independent), ``prefix`` (exact heads only) or ``none``.
-    ``seam`` is the number of tokens run in context at each segment's head; below the model's
-    convolution width minus one it is an inexact ablation. Segments shorter than
-    ``min_segment_tokens`` (default ``4 * seam``) are run live. ``compose`` and ``rotate`` are
-    ablations for measurement: ``addition`` replaces an interior's transition by the identity,
-    ``last`` by zero; ``rotate=False`` leaves cached keys at their local positions.
-    """
-
-    reuse: Reuse = "segments"
-    seam: int = 8
-    min_segment_tokens: int | None = None
-    compose: Compose = "transition"
-    rotate: bool = True
-    deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        _one_of("reuse", self.reuse, get_args(Reuse))
-        _one_of("compose", self.compose, get_args(Compose))
-        for name in ("seam", "min_segment_tokens"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-                raise ConfigError(f"{name} is {value!r}; it must be a whole number of tokens, 0 or more.")
-
-    @property
-    def shortest(self) -> int:
-        """Fewest tokens for which a segment is cached."""
-        return 4 * self.seam if self.min_segment_tokens is None else self.min_segment_tokens
-
-    def with_(self, **changes: Any) -> Policy:
-        """A copy with some fields changed."""
-        return replace(self, **changes)
 
 
 @dataclass(frozen=True)

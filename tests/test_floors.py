@@ -21,6 +21,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic_kernels",),
     ("hypic.version",),
     ("hypic.errors",),
+    ("hypic.policy",),
     ("hypic.types", "hypic.kept"),
     ("hypic.store_spec",),
     ("hypic.config",),
@@ -29,6 +30,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.segment",),
     ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),
+    ("hypic.engine.sizing",),
     ("hypic.engine.pool",),
     ("hypic.engine.plan",),
     ("hypic.engine.chain",),
@@ -37,6 +39,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.kernel_buffer",),
     ("hypic.engine.kernel_plan",),
     ("hypic.engine.batch",),
+    ("hypic.engine.kernel_tiles",),
     ("hypic.engine.kernel_batch",),
     ("hypic.engine.fingerprint",),
     ("hypic.engine.weights",),
@@ -48,6 +51,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.vocabulary",),
     ("hypic.engine.tokenizer",),
     ("hypic.engine.detokenizer",),
+    ("hypic.engine.read_back",),
     ("hypic.engine.sampler",),
     ("hypic.engine.graphs",),
     ("hypic.engine.rehearsal",),
@@ -110,7 +114,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-_TORCH_FREE = ("hypic.errors", "hypic.types", "hypic.kept", "hypic.store_spec", "hypic.config")
+_TORCH_FREE = ("hypic.errors", "hypic.policy", "hypic.types", "hypic.kept", "hypic.store_spec", "hypic.config")
 _FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
 # Which rooms may import a package of other people.
 ROOMS: Mapping[str, tuple[str, ...]] = {

@@ -14,7 +14,7 @@ from hypic import LLM, EngineConfig, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError
 from hypic.kept import Forgotten
 from hypic.types import CacheReport
-from hypic_retriever import Index
+from hypic_retriever import Index, RetrieverError
 from tests.checkpoints import add_tokenizer, qwen
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float64", "memory": "64MiB", "max_context": 2048}
@@ -56,6 +56,31 @@ def holds(llm: LLM, text: str) -> bool:
         return any(ids == some[n : n + len(ids)] for some in kept for n in range(len(some)))
 
     return llm._loop.call(found)
+
+
+# -- everything ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_forgotten_by_accident(llm: LLM) -> None:
+    """A label that was left out, or is ``None`` where one was meant, empties no cache and no index."""
+    asked(llm, Segment(SECRET, source="door.md"))
+    index = Index()
+    index.add_documents({"door.md": SECRET})
+    before = len(llm.entries())
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"source": None},
+        {"everything": False},
+        {"source": "door.md", "everything": True},
+    ]
+    for labels in wrong:
+        with pytest.raises(ConfigError, match="everything=True") as caught:
+            llm.forget(**labels)
+        assert str(caught.value).endswith(".") and len(llm.entries()) == before >= 2
+    with pytest.raises(RetrieverError, match="say which passages"):
+        index.forget()
+    assert len(index) == 1
+    assert llm.forget(everything=True).num_cached == before and not llm.entries()
 
 
 # -- by label --------------------------------------------------------------------------------------------------------
@@ -114,7 +139,7 @@ def test_turns_of_a_namespace_are_forgotten(llm: LLM) -> None:
 def test_requests_under_way_are_answered_and_leave_nothing_behind(llm: LLM) -> None:
     prompt = Prompt([Segment(SECRET, source="door.md"), Segment(OTHER)], "Who grinds rye?")
     alone = llm.generate(prompt, SamplingParams(max_tokens=60, ignore_eos=True)).token_ids
-    llm.forget()
+    llm.forget(everything=True)
     stream = llm.stream(prompt, SamplingParams(max_tokens=60, ignore_eos=True))
     first = next(stream)
     llm.forget(source="door.md")
@@ -122,7 +147,7 @@ def test_requests_under_way_are_answered_and_leave_nothing_behind(llm: LLM) -> N
     assert (*first.token_ids, *rest) == alone and not holds(llm, SECRET)
     stats = llm.stats()
     assert stats["store"]["num_pinned"] == 0
-    llm.forget()
+    llm.forget(everything=True)
     assert llm.stats()["pool"]["free"] == llm.stats()["pool"]["capacity"], "what was in use is given back"
 
 
@@ -137,7 +162,7 @@ def test_forgetting_beside_requests_gives_all_memory_back(llm: LLM) -> None:
     while any(thread.is_alive() for thread in threads):
         llm.forget(source="door.md")
         time.sleep(0.01)
-    llm.forget()
+    llm.forget(everything=True)
     assert llm.stats()["pool"]["free"] == llm.stats()["pool"]["capacity"]
 
 
@@ -149,7 +174,7 @@ def test_known_texts_and_passages_are_forgotten(llm: LLM) -> None:
     forgotten = llm.forget(source="door.md")
     assert (forgotten.num_texts, forgotten.num_passages) == (1, 1)
     assert index.sources() == ["notes/river.md"] and len(llm.registry) == 1
-    assert llm.forget().num_passages == 0 and len(index) == 1, "emptying the cache leaves an index alone"
+    assert llm.forget(everything=True).num_passages == 0 and len(index) == 1, "emptying the cache leaves an index alone"
 
 
 def test_why_a_forgotten_text_was_no_hit_is_forgotten_as_well(llm: LLM) -> None:
@@ -190,6 +215,16 @@ def test_what_has_lived_its_time_goes_by_itself(llm: LLM) -> None:
     assert expired(llm) and llm.stats()["pool"]["free"] == llm.stats()["pool"]["capacity"]
 
 
+def test_a_report_tells_expired_from_evicted(llm: LLM) -> None:
+    def why(**options: Any) -> list[str]:
+        return [segment.reason for segment in asked(llm, Segment(SECRET, **options)).segments]
+
+    assert why(ttl_s=0.4) == ["first time"] and expired(llm)
+    assert why() == ["expired"] and why() == [""]
+    llm._loop.call(lambda engine: engine.store.clear())
+    assert why() == ["evicted"], "the one before was not the one whose time was over"
+
+
 def test_the_strictest_asker_decides_and_a_snapshot_lives_as_long_as_what_it_holds(llm: LLM) -> None:
     before = time.time()
     asked(llm, Segment(SECRET, ttl_s=5000), Segment(OTHER))
@@ -218,7 +253,8 @@ def test_a_text_whose_time_is_over_is_no_hit(llm: LLM, monkeypatch: pytest.Monke
     asked(llm, Segment(SECRET, ttl_s=1000))
     now = time.time()
     monkeypatch.setattr("hypic.engine.store.expiry.time", _Later(now + 2000))
-    assert outcomes(asked(llm, Segment(SECRET))) == ["encoded"]
+    report = asked(llm, Segment(SECRET))
+    assert outcomes(report) == ["encoded"] and report.segments[0].reason == "expired"
 
 
 class _Later:
@@ -257,4 +293,6 @@ def test_pinned_entries_outlive_pressure_until_they_are_unpinned_or_forgotten(ll
     assert outcomes(asked(llm, Segment(SECRET))) == ["hit"]
     assert llm.unpin() == 1 and llm.stats()["store"]["num_pinned"] == 0
     assert llm.pin() >= 1
-    assert llm.forget().num_entries == 1 and llm.stats()["pool"]["free"] == llm.stats()["pool"]["capacity"]
+    assert (
+        llm.forget(everything=True).num_entries == 1 and llm.stats()["pool"]["free"] == llm.stats()["pool"]["capacity"]
+    )

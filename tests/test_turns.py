@@ -89,7 +89,7 @@ def test_ten_turns_compute_their_new_text_only(reuse: str, llm: LLM, folder: Pat
             other.tokenizer.remember(answer.text, answer.token_ids)
         messages = [user(QUESTIONS[0], passage(1), passage(2))]
         for answer, question in zip(answers, [*QUESTIONS[1:], ""], strict=True):
-            other.forget()
+            other.forget(everything=True)
             scratch = other.chat(messages, SamplingParams(max_tokens=7, ignore_eos=True), policy=policy)
             assert scratch.token_ids == answer.token_ids, "the answer is the same, whatever it was continued from"
             messages += [{"role": "assistant", "content": answer.text}, user(question)]
@@ -113,7 +113,7 @@ def test_a_head_waits_until_nothing_else_is_to_do(llm: LLM) -> None:
     answer = llm.chat(messages, sampling, chat_template_kwargs=NO_THINKING)
     settle(llm)
     kinds = [entry.kind for entry in llm.entries()]
-    llm.forget()
+    llm.forget(everything=True)
     assert kinds.count("segment") == 1 and kinds.count("snapshot") > 1
     llm._turns.answered(llm._asked(messages, sampling, None, None, NO_THINKING), _said(answer))
     settle(llm)

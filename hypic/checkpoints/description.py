@@ -25,6 +25,7 @@ from hypic.engine.models import _families
 from hypic.engine.pool import Layout
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import CheckpointError, UnsupportedModel
+from hypic.types import Policy
 
 POLICIES = ("segments", "prefix", "none")
 
@@ -68,10 +69,11 @@ class CheckpointInfo:
     left_out: Mapping[str, int] = field(default_factory=dict)
     refusal: str | None = None
 
-    def segment_bytes(self, num_tokens: int, seam: int = 8, page_size: int = 16) -> int:
-        """What a cached segment of so many tokens takes: its map and tail, and pages of its interior's K and V."""
-        pages = fitting.pages_of(num_tokens, seam, page_size)
-        return self.state_bytes + self.transition_bytes + pages * page_size * self.token_bytes
+    def segment_bytes(self, num_tokens: int, policy: Policy = Policy(), page_size: int = 16) -> int:
+        """What a cached segment of so many tokens takes: for each interior its map and tail, and pages of its K and V.
+        Nothing, if seams cover it."""
+        pages = fitting.pages_of(num_tokens, policy, page_size)
+        return len(pages) * (self.state_bytes + self.transition_bytes) + sum(pages) * page_size * self.token_bytes
 
     def fit(self, counts: int | Sequence[int], config: EngineConfig) -> Fit:
         """How many cached segments of ``counts`` tokens, in this order, an engine of this configuration keeps; or of

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hypic.config import EngineConfig
-from hypic.engine import runner
-from hypic.engine.pool import Kept, Need, reserve, split
+from hypic.engine.sizing import Kept, Need, context_within, reserve, split_of
 from hypic.errors import ConfigError
+from hypic.types import Policy
 
 MIB = 2**20
 
@@ -33,30 +33,34 @@ class Fit:
     refusal: str | None = None
 
 
-def pages_of(num_tokens: int, seam: int, page_size: int) -> int:
-    """Pages of a segment's interior."""
-    return -(-max(num_tokens - seam, 0) // page_size)
+def pages_of(num_tokens: int, policy: Policy, page_size: int) -> list[int]:
+    """Pages of each interior of a segment that is cached."""
+    interiors = policy.with_(min_segment_tokens=0).interiors(num_tokens)
+    return [-(-(stop - start) // page_size) for start, stop in interiors]
 
 
 def fit(kept: Kept, longest: int, counts: Sequence[int], config: EngineConfig) -> Fit:
     """For segments of ``counts`` tokens; ``longest`` is the model's context, ``config.memory`` a number of bytes."""
-    pages = [pages_of(count, config.policy.seam, config.page_size) for count in counts]
+    pages = [pages_of(count, config.policy, config.page_size) for count in counts]
     return _fit(kept, longest, config, lambda need: _first(pages, need))
 
 
 def fit_alike(kept: Kept, longest: int, num_tokens: int, config: EngineConfig) -> Fit:
     """For as many segments of ``num_tokens`` tokens each as there may be."""
-    pages = pages_of(num_tokens, config.policy.seam, config.page_size)
-    return _fit(kept, longest, config, lambda need: min(need.transitions, need.pages // pages if pages else 2**63))
+    pages = pages_of(num_tokens, config.policy, config.page_size)
+
+    def held(need: Need) -> int:
+        return min(need.transitions // len(pages), need.pages // sum(pages)) if pages else 2**63
+
+    return _fit(kept, longest, config, held)
 
 
 def _fit(kept: Kept, longest: int, config: EngineConfig, held: Callable[[Need], int]) -> Fit:
     budget, size, seam = config.memory_bytes(0), config.page_size, config.policy.seam
-    context = runner.context_within(config, longest, budget, kept.token_bytes)
     try:
-        whole = split(kept, budget, size, context, config.max_running, config.typical_segment_tokens)
+        context, whole = split_of(kept, longest, budget, config)
     except ConfigError as error:
-        return Fit(budget, context=context, refusal=str(error))
+        return Fit(budget, context=context_within(config, longest, budget, kept.token_bytes), refusal=str(error))
     kept_back = reserve(size, context, config.max_running)
     spare = Need(whole.pages - kept_back.pages, transitions=whole.transitions - kept_back.transitions)
     # Beside the last one lie the rows of the request that warms it, and its seam.
@@ -80,12 +84,12 @@ def memory_for(kept: Kept, longest: int, counts: Sequence[int], config: EngineCo
     return high * MIB
 
 
-def _first(pages: Sequence[int], need: Need) -> int:
-    """How many, from the first on, are held."""
-    number, used = 0, 0
-    for count in pages[: need.transitions]:
-        used += count
-        if used > need.pages:
+def _first(pages: Sequence[Sequence[int]], need: Need) -> int:
+    """How many segments, from the first on, are held."""
+    number, used, num_entries = 0, 0, 0
+    for own in pages:
+        used, num_entries = used + sum(own), num_entries + len(own)
+        if used > need.pages or num_entries > need.transitions:
             break
         number += 1
     return number

@@ -13,15 +13,17 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from hypic.engine.jobs import Jobs
 from hypic.engine.lookup import ONE_ENCODE, Found, Lookup
 from hypic.engine.plan import Interior, Row
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.request import Encode, Held, Load, Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
@@ -114,12 +116,12 @@ class Admission:
         slots = held.slots[:length].copy()
         pages = self.pool.pages_of(slots)
         self.pool.share_pages(pages)
-        own = len(set(pages) & set(held.pages))
+        own = len(set(held.pages).intersection(pages))
         num_bytes = self.pool.layout.state_bytes + own * self.pool.page_bytes
         taken = CachedSegment(digest, request.head(length), slots, tuple(pages), state_slot, None, num_bytes)
         taken.num_own, taken.is_forgotten = own * self.pool.page_size, request.is_forgotten
         within = [planned for planned in request.prompt.segments if planned.origin < length]
-        keys = {planned.key for planned in within}
+        keys = {key for planned in within for key in planned.keys}
         inside = [entry for entry in held.parts if entry.is_snapshot or entry.key in keys]
         self.expiry.label_snapshot(taken, request.prompt.labels(length), [p.segment for p in within], inside)
         return taken
@@ -127,15 +129,15 @@ class Admission:
     # -- taking it ---------------------------------------------------------------------------------------------------
 
     def _place_whole(self, request: Request, found: Found) -> bool:
-        need, seam = self.lookup.own(request, found.start), request.plan.policy.seam
+        need = self.lookup.own(request, found.start)
         for key, choice in found.choices.items():
-            need += self.jobs.need(found.wanted[key], seam, found.bases.get(key), choice.pending is not None)
+            need += self.jobs.need(found.wanted[key], found.bases.get(key), choice.pending is not None)
         # A deterministic request takes the same steps whatever is cached, so all of it must fit, cached or not.
         fits = not request.plan.policy.deterministic or self.pool.could_hold(self.lookup.whole(request))
         if not fits or not self.store.make_room(need):
             return False
         self._hold(request, found, need.pages, in_pieces=False)
-        self._ask(request, found.choices, found.bases)
+        self._ask(request, found.choices, found.bases, found.entries)
         return True
 
     def _place_in_pieces(self, request: Request, found: Found) -> bool:
@@ -173,8 +175,8 @@ class Admission:
         self.store.count(1, 0)
         found.snapshot.num_hits += 1
         within = [planned for planned in request.plan.segments if planned.origin < found.start]
-        for planned in within:
-            entry = None if planned.key is None else self.store.find(planned.key)
+        for planned, key in ((one, key) for one in within for key in one.keys):
+            entry = self.store.find(key)
             if entry is not None:
                 self.expiry.label(entry, planned.segment)
                 self.tiers.renamed(entry)
@@ -195,13 +197,20 @@ class Admission:
                 held.slots[first : first + count] = own[held.num_own : held.num_own + count]
                 held.num_own += count
 
-    def _ask(self, request: Request, choices: Mapping[bytes, Choice], bases: Mapping[bytes, CachedSegment]) -> None:
-        """Interiors in prompt order: pin those that are there, begin to make the others, until slots run out."""
+    def _ask(
+        self,
+        request: Request,
+        choices: Mapping[bytes, Choice],
+        bases: Mapping[bytes, CachedSegment],
+        entries: Mapping[bytes, CachedSegment] = MappingProxyType({}),
+    ) -> None:
+        """Interiors in prompt order: pin those that are there, begin to make the others, until slots run out. Of
+        ``entries`` token ids were compared already."""
         held, encodes = request.held, list[Encode]()
         assert held is not None, "asked for a request that holds nothing"
         while held.wanted:
             span = held.wanted[0]
-            entry = self._there(request, span) or self._made(request, span, choices, bases, encodes)
+            entry = self._there(request, span, entries) or self._made(request, span, choices, bases, encodes)
             if entry is None:
                 break
             held.wanted.popleft()
@@ -218,14 +227,16 @@ class Admission:
         if self.jobs.away is not None and encodes and not request.stays:
             self.jobs.away.offer(encodes)
 
-    def _there(self, request: Request, span: Interior) -> CachedSegment | None:
+    def _there(self, request: Request, span: Interior, entries: Mapping[bytes, CachedSegment]) -> CachedSegment | None:
         """An entry that is there or being made, pinned; pages that were kept for it are given back."""
-        held, key = request.held, request.key_of(span)
+        held, key = request.held, span.key
         assert held is not None, "asked for a request that holds nothing"
         known, job = held.entries.get(key), self.jobs.find(key)
-        entry = known or (job.entry if job else self.store.get(key, request.plan.segments[span.number].ids))
+        entry = known or (job.entry if job else entries.get(key))
+        if entry is None:
+            entry = self.store.get(key, request.plan.ids_of(span))
         if entry is not None and held.in_pieces:
-            self.pool.drop_pages(_taken(held.spare, self.jobs.need(span, request.plan.policy.seam).pages))
+            self.pool.drop_pages(_taken(held.spare, self.jobs.need(span).pages))
         if entry is None or known is not None:
             return entry
         request.outcomes.setdefault(key, ("hit", ""))
@@ -245,22 +256,22 @@ class Admission:
         encodes: list[Encode],
     ) -> CachedSegment | None:
         """Begin to load or encode an entry, or ``None`` if there are no slots for it."""
-        planned, held, seam = request.plan.segments[span.number], request.held, request.plan.policy.seam
-        assert planned.key is not None and held is not None, "only cached segments are asked for"
-        choice = choices.get(planned.key) or self.tiers.choose(planned.key, planned.ids)
-        base, pending = bases.get(planned.key), choice.pending
-        need = self.jobs.need(span, seam, base, pending is not None)
+        held, key = request.held, span.key
+        assert held is not None, "asked for a request that holds nothing"
+        choice = choices.get(key) or self.tiers.choose(key, request.plan.ids_of(span))
+        base, pending = bases.get(key), choice.pending
+        need = self.jobs.need(span, base, pending is not None)
         if not self.store.make_room(Need(states=need.states, transitions=need.transitions)):
             return None
         pages = _taken(held.spare, need.pages)
         if held.in_pieces:
-            self.pool.drop_pages(_taken(held.spare, self.jobs.need(span, seam).pages - need.pages))
+            self.pool.drop_pages(_taken(held.spare, self.jobs.need(span).pages - need.pages))
         self.store.count(pending is not None, pending is None)
         if pending is not None:
-            request.outcomes.setdefault(planned.key, ("hit", ""))
+            request.outcomes.setdefault(key, ("hit", ""))
             return self._joined(request, self.jobs.load(request, span, pages, pending))
         reason = self._reason(request, span, base, choice.reason)
-        request.outcomes.setdefault(planned.key, ("encoded", reason))
+        request.outcomes.setdefault(key, ("encoded", reason))
         encodes.append(self.jobs.encode(request, span, pages, base))
         return self._joined(request, encodes[-1])
 
@@ -272,14 +283,13 @@ class Admission:
         return job.entry
 
     def _reason(self, request: Request, span: Interior, base: CachedSegment | None, given: str) -> str:
-        planned, seam = request.plan.segments[span.number], request.plan.policy.seam
-        assert planned.key is not None, "only cached segments are encoded"
-        reason = self.history.reason(planned.segment, planned.ids, planned.key, seam)
-        self.history.note(planned.segment, planned.ids, planned.key, seam)
+        planned = request.plan.segments[span.number]
+        reason = self.history.reason(planned.segment, planned.ids, span.key, span.seam)
+        self.history.note(planned.segment, planned.ids, span.key, span.seam)
         if base is None:
             return given or reason
-        request.continued[planned.key] = base.num_cached
-        return f"grown: {len(planned.ids) - len(base.ids)} new tokens behind {len(base.ids)} known ones"
+        request.continued[span.key] = base.num_cached
+        return f"grown: {len(request.plan.ids_of(span)) - len(base.ids)} new tokens behind {len(base.ids)} known ones"
 
 
 def _taken(pages: list[int], count: int) -> list[int]:

@@ -36,17 +36,38 @@ class Tails:
         self.slots: dict[int, int] = {}
         self.written: dict[int, list[int]] = {}
         self.writes: dict[int, list[int]] = {}
-        self.sources: list[Slots | list[int]] = []
-        self.outputs: list[Slots] = []
-        self.token = self.packed = 0
+        self.histories: list[list[int]] = []
+        self.lengths: list[int] = []
+        self.token = 0
         for chain in chains:
             self._walk(chain)
+
+    def packed(self, befores: Slots) -> tuple[Slots, Slots]:
+        """Every row's history, of ``befores [rows, W-1]``, and its tokens, one row after the other; and where each
+        token's window begins in that."""
+        tokens, rows = np.arange(self.num_tokens), np.arange(len(self.lengths))
+        outputs = tokens + np.repeat(rows * self.width, self.lengths)
+        sources = np.empty(self.num_tokens + befores.size, dtype=np.int64)
+        sources[outputs + self.width] = tokens
+        firsts = np.cumsum(self.lengths) - self.lengths + rows * self.width
+        sources[firsts[:, None] + np.arange(self.width)] = befores
+        return sources, outputs
+
+    def stored(self) -> tuple[Slots, Slots]:
+        """What stands before every row, ``[rows, W-1]``, and what becomes of each written tail, ``[P, W-1]``; -1 marks
+        the zero row."""
+        width = self.width
+        tails = [tail if len(tail) == width else [-1] * (width - len(tail)) + tail for tail in self.writes.values()]
+        table = np.asarray(self.histories + tails, dtype=np.int64).reshape(-1, width) if width else None
+        if table is None:
+            table = np.empty((len(self.histories) + len(tails), 0), dtype=np.int64)
+        return table[: len(self.histories)], table[len(self.histories) :]
 
     def _stored(self, slot: int, count: int) -> list[int]:
         """The last ``count`` inputs kept in a slot; -1 marks the zero row."""
         if slot == ZERO_SLOT:
             return [-1] * count
-        if slot in self.written:
+        if self.written and slot in self.written:
             return self.written[slot][len(self.written[slot]) - count :] if count else []
         base = self.num_tokens + self.slots.setdefault(slot, len(self.slots)) * self.width
         return list(range(base + self.width - count, base + self.width))
@@ -55,12 +76,14 @@ class Tails:
         history = self._stored(chain.initial_slot, self.width)
         for link in chain.links:
             if isinstance(link, InteriorLink):
-                history = self._last(history + self._stored(link.state_slot, min(self.width, link.num_tokens)))
+                tail = self._stored(link.state_slot, min(self.width, link.num_tokens))
+                history = tail if len(tail) == self.width else self._last(history + tail)
                 continue
-            tokens = range(self.token, self.token + len(link.ids))
-            self._row(history, tokens)
-            recent = list(tokens[max(0, len(tokens) - self.width) :])
-            history = self._last(history + recent)
+            self.histories.append(history)
+            self.lengths.append(len(link.ids))
+            self.token += len(link.ids)
+            recent = list(range(self.token - min(self.width, len(link.ids)), self.token))
+            history = recent if len(recent) == self.width else self._last(history + recent)
             if link.fold is not None:
                 done = self._stored(link.fold.state_slot, min(self.width, link.fold.num_done))
                 self.writes[link.fold.state_slot] = self.written[link.fold.state_slot] = self._last(done + recent)
@@ -71,22 +94,13 @@ class Tails:
     def _last(self, history: list[int]) -> list[int]:
         return history[len(history) - min(self.width, len(history)) :]
 
-    def _row(self, history: list[int], tokens: range) -> None:
-        self.sources.append(history)
-        self.sources.append(np.arange(tokens.start, tokens.stop))
-        self.outputs.append(np.arange(self.packed, self.packed + len(tokens)))
-        self.packed += self.width + len(tokens)
-        self.token = tokens.stop
-
     def plan(self, to: To) -> ConvPlan:
-        zero = self.num_tokens + len(self.slots) * self.width
-        sources = np.concatenate([np.asarray(part, dtype=np.int64) for part in self.sources])
-        writes = [[-1] * (self.width - len(tail)) + tail for tail in self.writes.values()]
-        table = np.asarray(writes, dtype=np.int64).reshape(len(writes), self.width)
+        zero, (befores, tails) = self.num_tokens + len(self.slots) * self.width, self.stored()
+        sources, outputs = self.packed(befores)
         return ConvPlan(
             tail_slots=to(list(self.slots)),
             sources=to(np.where(sources < 0, zero, sources)),
-            outputs=to(np.concatenate(self.outputs)),
+            outputs=to(outputs),
             write_slots=to(list(self.writes)),
-            write_sources=to(np.where(table < 0, zero, table)),
+            write_sources=to(np.where(tails < 0, zero, tails)),
         )

@@ -9,16 +9,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from hypic.engine import plan
 from hypic.engine.admission import Admission
 from hypic.engine.detokenizer import Detokenizer
 from hypic.engine.parallel.cost import Pace
 from hypic.engine.plan import Piece
+from hypic.engine.read_back import ReadBack
 from hypic.engine.report import cache_report
 from hypic.engine.request import Request
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import SampledToken, Sampler, SamplingState
+from hypic.engine.sampler import Choice, SampledToken, Sampler, SamplingState
 from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
 from hypic.engine.speed import measure_encode
@@ -118,6 +120,8 @@ class Engine:
         self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
         self._answers: dict[str, _Answer] = {}
         self.is_stalled = False
+        # Called while the device is at a step; what it does must leave all that runs as it is.
+        self.meanwhile: Callable[[ReadBack], None] = _nothing
         self.pace: Pace | None = None
 
     @property
@@ -136,7 +140,9 @@ class Engine:
             self._begin(task)
 
     def _begin(self, task: Task) -> None:
-        planned = plan.make(task.pieces, task.policy, self.runner.identity)
+        # What is warmed is not the end of a prompt.
+        policy = task.policy.with_(live_last=0) if task.warm else task.policy
+        planned = plan.make(task.pieces, policy, self.runner.identity)
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
         request.stays, request.is_trial = task.stays, task.is_trial
@@ -173,7 +179,7 @@ class Engine:
             return done
         began = time.perf_counter()
         try:
-            result = self.runner.run(work.chains)
+            result = self._run(work)
         except torch.OutOfMemoryError:
             return done + self._out_of_memory(work)
         settled = self.settle(work, result)
@@ -184,6 +190,20 @@ class Engine:
                 rows = sum(run.chain.num_tokens for run in work.requests)
                 self.pace.ran([run.chain.num_tokens for run in work.encodes], rows, seconds)
         return done + settled
+
+    def _run(self, work: Work) -> StepResult:
+        """A step and the tokens that it chooses, read back together; meanwhile others may be taken in."""
+        launched = self.runner.launch(work.chains)
+        choice = self.choose(work, launched.logits)
+        read_back = ReadBack([launched.is_finite, *choice.tensors])
+        self.meanwhile(read_back)
+        is_finite, *chosen = read_back.wait()
+        return StepResult(launched.logits, launched.broken(is_finite), choice.tokens(chosen))
+
+    def choose(self, work: Work, logits: Tensor) -> Choice:
+        """One token for every row of ``logits [R, vocab]``, on the device."""
+        wanting = [run.request.id for run in work.requests if run.chain.wants_logits]
+        return self.sampler.choose(logits, [self._answers[id].sampling for id in wanting]) if wanting else Choice()
 
     def tend(self) -> bool:
         """Something to do while there is nothing to do: save an entry; whether there was one."""
@@ -198,9 +218,8 @@ class Engine:
         failed = self.scheduler.settle(work, set(result.broken))
         wanting = [run.request for run in work.requests if run.chain.wants_logits]
         answers = [self._answers[request.id] for request in wanting]
-        sampled = self.sampler.sample(result.logits, [answer.sampling for answer in answers]) if answers else []
         emitted = []
-        for answer, token in zip(answers, sampled, strict=True):
+        for answer, token in zip(answers, result.sampled, strict=True):
             if token.finite and answer.request.id not in failed:
                 emitted.append(self._advance(answer, token))
             else:
@@ -226,10 +245,12 @@ class Engine:
             if key in self.kept and is_over(self.kept[key]):  # which a look-up may have dropped already
                 self.store.unpin(self.kept.pop(key))
             entry = self.store.find(key)
-            if entry is not None and is_over(entry):
-                self.store.forget(entry)
-            elif entry is not None:
+            if entry is not None and not is_over(entry):
                 expiry.watch(entry)  # the time was that of an older entry of the same text
+                continue
+            self.admission.history.expired(key)
+            if entry is not None:
+                self.store.forget(entry)
         return None if expiry.next_s is None else expiry.next_s - now_s
 
     # -- one answer --------------------------------------------------------------------------------------------------
@@ -330,6 +351,10 @@ def _resume(request: Request, sampling: SamplingState, text: Detokenizer, genera
         text.push(token_id)
     request.generated = list(generated)
     request.plan = request.prompt if request.prompt.policy.deterministic else request.prompt.continued(generated)
+
+
+def _nothing(read_back: ReadBack) -> None:
+    """There is nothing to do while the device works."""
 
 
 def _not_finite() -> NonFiniteOutput:

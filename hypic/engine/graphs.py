@@ -19,8 +19,9 @@ from torch import Tensor
 
 from hypic.engine.batch import is_decode
 from hypic.engine.chain import Chain, RowLink
-from hypic.engine.kernel_batch import TILE, Geometry, Packed, batch_of, packed
-from hypic.engine.kernel_buffer import Bucket, Sent, Spare, padded, resolved
+from hypic.engine.kernel_batch import Geometry, Room, batch_of, packed
+from hypic.engine.kernel_buffer import Bucket, Sent, Spare, fitted, padding
+from hypic.engine.kernel_tiles import Tiling
 from hypic.engine.models import Model
 from hypic.engine.pool import Pool
 
@@ -33,7 +34,7 @@ SPARE_WRITES = 2
 TYPICAL_SEAM = 8
 
 
-def decode_bucket(num_tokens: int) -> Bucket:
+def decode_bucket(num_tokens: int, tiling: Tiling) -> Bucket:
     """Every chain is one token."""
     return Bucket(
         tokens=num_tokens,
@@ -45,16 +46,19 @@ def decode_bucket(num_tokens: int) -> Bucket:
         interiors=0,
         outputs=num_tokens,
         tiles=num_tokens,
+        parts=tiling.most_parts(num_tokens, 1),
+        final_parts=tiling.most_parts(num_tokens, 1),
     )
 
 
-def warm_bucket(num_tokens: int, num_chains: int) -> Bucket:
+def warm_bucket(num_tokens: int, num_chains: int, tiling: Tiling, max_context: int) -> Bucket:
     """Rows of a seam's length and longer ones, and as many interiors.
 
     Rows of at least ``TYPICAL_SEAM`` tokens, half a chunk, fill half of their chunks or more, but for each row's last.
     """
     num_rows = num_tokens // TYPICAL_SEAM + 2 * num_chains
     chunks = num_tokens // TYPICAL_SEAM + num_chains + SPARE_WRITES
+    tiles = num_tokens // tiling.short + num_chains
     return Bucket(
         tokens=num_tokens,
         chunks=chunks,
@@ -64,7 +68,10 @@ def warm_bucket(num_tokens: int, num_chains: int) -> Bucket:
         writes=num_chains + SPARE_WRITES,
         interiors=num_rows,
         outputs=chunks + SPARE_WRITES,
-        tiles=num_tokens // TILE + num_chains,
+        tiles=tiles,
+        parts=tiling.most_parts(tiles, tiling.short),
+        final_parts=tiling.most_parts(num_chains, 1),
+        keys=tiling.most_keys(num_chains, max_context),
     )
 
 
@@ -94,9 +101,10 @@ class Graphs:
         """Record all buckets, largest first, so that smaller ones find their memory; waits for the device."""
         started, memory = time.perf_counter(), torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self.pool.device)  # type: ignore[no-untyped-call]
-        decodes = [decode_bucket(n) for n in DECODE_TOKENS if n < 2 * max_running]
+        tiling, context = self.geometry.tiling, self.pool.max_context
+        decodes = [decode_bucket(n, tiling) for n in DECODE_TOKENS if n < 2 * max_running]
         tokens = [n for n in WARM_TOKENS if n <= max_step_tokens]
-        warm = [warm_bucket(n, c) for n in tokens for c in WARM_CHAINS if c <= max(1, max_running)]
+        warm = [warm_bucket(n, c, tiling, context) for n in tokens for c in WARM_CHAINS if c <= max(1, max_running)]
         for buckets, kept in ((warm, self.warm), (decodes, self.decodes)):
             for bucket in sorted(buckets, key=lambda b: (b.tokens, b.chains), reverse=True):
                 kept.insert(0, self._record(bucket, kept is self.decodes, memory, stream))
@@ -115,20 +123,25 @@ class Graphs:
         recorded = next((r for r in kept if r.bucket.holds(made.found, made.num_outputs)), None)
         if recorded is None:
             return None
-        self.pool.table.send(rows, [chain.context for chain in chains])
-        recorded.sent.write(self._padded(made, recorded.bucket))
+        if self.geometry.paged:
+            for row, chain in zip(rows, chains, strict=True):
+                self.pool.table.send(row, chain.context, _num_last(chain))
+        recorded.sent.write(fitted(made.found, recorded.bucket))
         recorded.graph.replay()
         self.num_replays += 1
         return recorded.logits[: len(made.found["finals"])], recorded.finite
 
-    def _padded(self, made: Packed, bucket: Bucket) -> dict[str, np.ndarray]:
-        places = resolved(made.found["write_places"], bucket.outputs)
-        spare = Spare(self.pool.spare_token, self.pool.spare_state)
-        return padded(made.found | {"write_places": places}, bucket, spare)
+    def _buffer(self, bucket: Bucket, decodes: bool) -> Sent:
+        """A bucket's buffer: padding, and before it a step to record with."""
+        example = packed([self._example(decodes)], self.geometry, [0]).found
+        spare = Spare(self.pool.spare_token, self.pool.spare_state, self.pool.table.spare_place)
+        sent = Sent(padding(example, bucket, spare), self.pool.device)
+        sent.write(fitted(example, bucket))
+        return sent
 
     def _record(self, bucket: Bucket, decodes: bool, memory: Any, stream: torch.cuda.Stream) -> Recorded:
         """``stream`` is of the pool's device: without one, torch records on the current device, whichever that is."""
-        sent = Sent(self._padded(packed([self._example(decodes)], self.geometry, [0]), bucket), self.pool.device)
+        sent = self._buffer(bucket, decodes)
         stream.wait_stream(torch.cuda.current_stream(self.pool.device))
         with torch.cuda.stream(stream):
             self._forward(sent, bucket, decodes)  # compiles kernels and fills their tables
@@ -140,7 +153,10 @@ class Graphs:
 
     def _forward(self, sent: Sent, bucket: Bucket, decodes: bool) -> tuple[Tensor, Tensor]:
         slots = self.pool.table.flat if self.geometry.paged else None
-        batch = batch_of(sent, bucket.outputs, self.geometry, self.pool, slots, 1 if decodes else TILE)
+        if slots is not None:
+            self.pool.table.write(sent["table_places"], sent["kv_slots"])
+        room = Room(1 if decodes else self.geometry.tiling.short, bucket.keys, is_recorded=True)
+        batch = batch_of(sent, bucket.outputs, self.geometry, self.pool, slots, room)
         hidden, finite = self.model.forward_final(batch.standing_in(batch.final, (), (), decodes), self.pool)
         return self.model.logits(hidden), finite
 
@@ -150,6 +166,11 @@ class Graphs:
         slots = np.full(count, self.pool.spare_token, dtype=np.int64)
         row = RowLink([0] * count, 0, slots)
         return Chain([row], slots, 0, self.pool.spare_state, wants_logits=True, table_row=0)
+
+
+def _num_last(chain: Chain) -> int:
+    """Tokens of the chain's last row."""
+    return next(len(link.ids) for link in reversed(chain.links) if isinstance(link, RowLink))
 
 
 def _is_recordable(chain: Chain) -> bool:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from hypic.engine.plan import Interior
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.request import Encode, Load, Request
 from hypic.engine.segment import CachedSegment, Label
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
@@ -55,11 +56,11 @@ class Jobs:
         """Whether the entry of ``key`` is not there yet, but will be."""
         return key in self.encoding or key in self.loading
 
-    def need(self, span: Interior, seam: int, base: CachedSegment | None = None, is_load: bool = False) -> Need:
+    def need(self, span: Interior, base: CachedSegment | None = None, is_load: bool = False) -> Need:
         """Pages and slots of a job."""
         num_new = span.stop - span.start - (base.num_cached if base is not None else 0)
         pages = self.pool.pages_for(num_new)
-        return Need(pages, 1, 1) if is_load else Need(pages + self.pool.pages_for(seam), 2, 1)
+        return Need(pages, 1, 1) if is_load else Need(pages + self.pool.pages_for(span.seam), 2, 1)
 
     def load(self, request: Request, span: Interior, pages: list[int], pending: Pending) -> Load:
         """Begin to load, into ``pages``."""
@@ -70,7 +71,7 @@ class Jobs:
 
     def encode(self, request: Request, span: Interior, pages: list[int], base: CachedSegment | None) -> Encode:
         """Begin to encode; ``pages`` are those of the interior and behind them the seam's."""
-        seam, pool = request.plan.policy.seam, self.pool
+        seam, pool = span.seam, self.pool
         num_new = span.stop - span.start - (base.num_cached if base is not None else 0)
         own = pool.pages_for(num_new)
         pages, seam_pages = pages[:own], pages[own:]
@@ -87,10 +88,9 @@ class Jobs:
 
     def _entry(self, request: Request, span: Interior, pages: Sequence[int], slots: np.ndarray) -> CachedSegment:
         planned, pool = request.plan.segments[span.number], self.pool
-        assert planned.key is not None, "only cached segments have entries"
         return CachedSegment(
-            key=planned.key,
-            ids=planned.ids,
+            key=span.key,
+            ids=request.plan.ids_of(span),
             kv_slots=slots,
             pages=tuple(pages),
             state_slot=pool.take_state(),

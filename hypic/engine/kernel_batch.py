@@ -11,29 +11,26 @@ from torch import Tensor
 
 from hypic.engine.batch import Batch, Context, Final, QueryBlock, chain_tokens, contexts_of, final_of, is_decode
 from hypic.engine.chain import Chain, RowLink, To
-from hypic.engine.kernel_arrays import Arrays, Ints, arrays
+from hypic.engine.kernel_arrays import Arrays, Ints, arrays, decode_arrays
 from hypic.engine.kernel_buffer import Sent, resolved
 from hypic.engine.kernel_plan import Counts, kernel_plan
+from hypic.engine.kernel_tiles import Tiling, attention_plan, tile_arrays
 from hypic.engine.pool import Pool
-from hypic_kernels.attention import Plan as AttentionPlan
 
 # Rows from which a prompt that is run whole is one dense causal product rather than tiles over pages.
 MIN_DENSE_TOKENS = 512
-TILE = 16
 SHORT_ROW = 48
-NUM_PROGRAMS = 528  # four for every multiprocessor of a large GPU
-MIN_SPLIT_KEYS = 128
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What packing must know of a model: ``paged`` if every full-attention layer reads pages by kernel; ``gathers`` if
-    interiors are moved before they are read."""
+    """What packing must know of a model: ``paged`` if every full-attention layer reads pages by kernel, in tiles as
+    ``tiling`` says; ``gathers`` if interiors are moved before they are read, rather than as they are."""
 
     conv_width: int
-    num_kv_heads: int
     paged: bool
     gathers: bool
+    tiling: Tiling = Tiling()
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,16 @@ def chunk_size_of(chains: Sequence[Chain]) -> int:
 
 def packed(chains: Sequence[Chain], geometry: Geometry, starts: Sequence[int] | None = None) -> Packed:
     """``starts`` say where each chain's token slots lie in a table that the device holds already."""
-    found, num_outputs = arrays(chains, geometry.conv_width, chunk_size_of(chains), geometry.gathers)
-    spans = chain_tokens(chains)
+    spans, decodes = chain_tokens(chains), is_decode(chains)
+    if decodes:
+        found, num_outputs = decode_arrays(chains, geometry.conv_width, chunk_size_of(chains)), len(chains)
+    else:
+        found, num_outputs = arrays(chains, geometry.conv_width, chunk_size_of(chains), geometry.gathers)
     is_dense = [geometry.paged and starts is None and _is_dense(chain) for chain in chains]
     if geometry.paged:
-        found |= _slot_arrays(chains) if starts is None else {"starts": np.asarray(starts, dtype=np.int32)}
-        found |= _tile_arrays(chains, spans, is_dense, found, tile_of(chains))
-    if not len(found["fold_states"]):
-        found = {name: values for name, values in found.items() if not name.startswith("fold_")}
+        found |= _slot_arrays(chains) if starts is None else _table_arrays(spans, found, starts)
+        tile = geometry.tiling.tile(chains, decodes, starts is not None)
+        found |= tile_arrays(chains, spans, is_dense, found, tile, geometry.tiling)
     return Packed(found, num_outputs, tuple(span for span, dense in zip(spans, is_dense, strict=True) if dense))
 
 
@@ -73,23 +72,30 @@ def pack(chains: Sequence[Chain], geometry: Geometry, pool: Pool) -> Batch:
         final, contexts = Final(sent.long("finals"), ()), _dense_contexts(made.dense)
     else:
         final, contexts = final_of(chains, spans, to), contexts_of(chains, spans, to)
-    slots = sent["slots"] if geometry.paged else None
-    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, tile_of(chains))
-    return batch.standing_in(final, contexts, tuple(spans), is_decode(chains))
+    slots, decodes = sent["slots"] if geometry.paged else None, is_decode(chains)
+    tile = geometry.tiling.tile(chains, decodes, is_recorded=False)
+    num_keys = 0 if slots is None or tile == 1 else len(slots)
+    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, Room(tile, num_keys))
+    return batch.standing_in(final, contexts, tuple(spans), decodes)
 
 
-def tile_of(chains: Sequence[Chain]) -> int:
-    """Tokens of a tile: rows that a program would leave empty cost as much as full ones."""
-    return 1 if is_decode(chains) else TILE
+@dataclass(frozen=True)
+class Room:
+    """Tokens of a tile; keys that there is room for once they are turned, or 0; whether other steps will follow in the
+    same arrays."""
+
+    tile: int
+    num_keys: int
+    is_recorded: bool = False
 
 
-def batch_of(sent: Sent, num_outputs: int, geometry: Geometry, pool: Pool, slots: Tensor | None, tile: int) -> Batch:
+def batch_of(sent: Sent, num_outputs: int, geometry: Geometry, pool: Pool, slots: Tensor | None, room: Room) -> Batch:
     """The batch over arrays that were sent; ``slots`` hold the token slots of the chains' keys."""
     counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers)
     attention = final_attention = None
     if slots is not None:
-        attention = _attention(sent, slots, geometry, "", sent["positions"], tile)
-        final_attention = _attention(sent, slots, geometry, "final_", sent["final_positions"], 1)
+        attention = attention_plan(sent, slots, "", sent["positions"], room.tile, room.num_keys, room.is_recorded)
+        final_attention = attention_plan(sent, slots, "final_", sent["final_positions"], 1, 0, room.is_recorded)
     return Batch(
         ids=sent["ids"],
         positions=sent.long("positions"),
@@ -125,46 +131,8 @@ def _slot_arrays(chains: Sequence[Chain]) -> dict[str, Ints]:
     return {name: values.astype(np.int32) for name, values in found.items()}
 
 
-def _tile_arrays(
-    chains: Sequence[Chain], spans: Sequence[slice], is_dense: Sequence[bool], found: Arrays, tile: int
-) -> dict[str, Ints]:
-    """Tiles of up to ``tile`` tokens of one chain; and, for the last layer, one of each token whose logits are wanted,
-    counted among these."""
-    tiles = [
-        (number, first, min(tile, span.stop - first))
-        for number, (span, dense) in enumerate(zip(spans, is_dense, strict=True))
-        if not dense
-        for first in range(span.start, span.stop, tile)
-    ]
-    wanting = [number for number, chain in enumerate(chains) if chain.wants_logits]
-    finals = [(chain, number, 1) for number, chain in enumerate(wanting)]
-    made = {"lengths": np.asarray([len(chain.context) for chain in chains], dtype=np.int32)}
-    made["final_positions"] = found["positions"][found["finals"]]
-    for prefix, rows in (("", tiles), ("final_", finals)):
-        table = np.asarray(rows, dtype=np.int32).reshape(-1, 3)
-        made |= {f"{prefix}tile_{name}": table[:, i] for i, name in enumerate(("chain", "first", "count"))}
-    return made
-
-
-def _attention(
-    sent: Sent, slots: Tensor, geometry: Geometry, prefix: str, positions: Tensor, tile: int
-) -> AttentionPlan:
-    num_tiles = len(sent[f"{prefix}tile_chain"])
-    return AttentionPlan(
-        buffer=slots,
-        slots=slots,
-        key_positions=sent.get("key_positions"),
-        starts=sent["starts"],
-        lengths=sent["lengths"],
-        positions=positions,
-        tile_chain=sent[f"{prefix}tile_chain"],
-        tile_first=sent[f"{prefix}tile_first"],
-        tile_count=sent[f"{prefix}tile_count"],
-        tile=tile,
-        num_splits=_num_splits(num_tiles * geometry.num_kv_heads, len(slots)),
-    )
-
-
-def _num_splits(num_programs: int, num_keys: int) -> int:
-    """Parts of the keys, so that all multiprocessors work and each part is worth a program."""
-    return max(1, min(NUM_PROGRAMS // max(num_programs, 1), num_keys // MIN_SPLIT_KEYS, 64))
+def _table_arrays(spans: Sequence[slice], found: Arrays, starts: Sequence[int]) -> dict[str, Ints]:
+    """Where chains' token slots begin in the table, and where the step's own tokens' go."""
+    begins = np.asarray(starts, dtype=np.int32)
+    owners = np.repeat(begins, [span.stop - span.start for span in spans])
+    return {"starts": begins, "table_places": owners + found["positions"]}

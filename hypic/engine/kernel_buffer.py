@@ -8,33 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hypic.engine.kernel_arrays import Arrays, Ints
+from hypic_kernels.attention import NO_TILE
 from hypic_kernels.conv import NOTHING
 
+TOKEN_ARRAYS = ("ids", "positions", "kv_slots", "token_chunks", "conv_sources", "table_places")
 CHAIN_ARRAYS = (
     *("finals", "initial_slots", "final_slots", "starts", "lengths", "final_positions"),
-    *("final_tile_chain", "final_tile_first", "final_tile_count"),
+    *("final_tile_chain", "final_tile_first", "final_tile_count", "final_tile_part", "final_tile_parts"),
 )
+TILE_ARRAYS = ("tile_chain", "tile_first", "tile_count", "tile_part", "tile_parts")
+PART_ARRAYS = ("part_tile", "part_begin", "part_end")
 NOWHERE = -1
 ALIGNED = 4  # numbers: Triton compiles anew for a pointer that is not a multiple of 16 bytes
 
 
 @dataclass(frozen=True)
 class Spare:
-    """Where padding writes: a token slot and a state slot that nobody reads."""
+    """Where padding writes: a token slot, a state slot and a place in the table of token slots that nobody reads."""
 
     token: int
     state: int
+    place: int
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Lengths that a recorded step's arrays are padded to."""
+    """Lengths that a recorded step's arrays are padded to; ``keys`` that there is room for once they are turned."""
 
     tokens: int
     chunks: int
@@ -45,15 +51,18 @@ class Bucket:
     interiors: int
     outputs: int
     tiles: int
+    parts: int
+    final_parts: int
+    keys: int = 0
 
     def holds(self, found: Arrays, num_outputs: int) -> bool:
         """Whether a step fits: no array is longer than its capacity."""
         fits = all(len(values) <= self.lengths[name] for name, values in found.items())
         return fits and num_outputs <= self.outputs and found["chunks"].shape[1] == self.chunk_size
 
-    @property
+    @cached_property
     def lengths(self) -> Mapping[str, int]:
-        tokens = dict.fromkeys(("ids", "positions", "kv_slots", "token_chunks", "conv_sources"), self.tokens)
+        tokens = dict.fromkeys(TOKEN_ARRAYS, self.tokens)
         writes = dict.fromkeys(("write_slots", "write_places", "conv_write_slots", "conv_write_sources"), self.writes)
         chains = dict.fromkeys(CHAIN_ARRAYS, self.chains)
         interiors = ("interior_states", "interior_transitions", "interior_origins")
@@ -62,36 +71,44 @@ class Bucket:
             **writes,
             **chains,
             **dict.fromkeys(interiors, self.interiors),
-            **dict.fromkeys(("tile_chain", "tile_first", "tile_count"), self.tiles),
+            **dict.fromkeys(TILE_ARRAYS, self.tiles),
+            **dict.fromkeys(PART_ARRAYS, self.parts),
+            **dict.fromkeys((f"final_{name}" for name in PART_ARRAYS), self.final_parts),
             "chunks": self.chunks,
-            "elements": self.elements,
+            **dict.fromkeys(("elements", "element_turns", "slotted_elements"), self.elements),
+            **dict.fromkeys(("copies_from", "copies_to"), self.writes - self.chains),
             "cu_elements": self.chains + 1,
         }
 
 
-def padded(found: Arrays, bucket: Bucket, spare: Spare) -> dict[str, Ints]:
-    """A step's arrays at a bucket's lengths."""
+def padding(found: Arrays, bucket: Bucket, spare: Spare) -> dict[str, Ints]:
+    """The arrays of a step of nothing at a bucket's lengths; ``found`` is any step's, for names and widths."""
     fills = {
         "kv_slots": spare.token,
+        "table_places": spare.place,
         "conv_sources": NOTHING,
         "conv_write_sources": NOTHING,
         "conv_write_slots": NOWHERE,
-        "write_slots": spare.state,
+        **dict.fromkeys(("write_slots", "copies_from", "copies_to"), spare.state),
         "final_slots": NOWHERE,
         "chunks": bucket.tokens,
-        "cu_elements": found["cu_elements"][-1],
+        "part_tile": NO_TILE,
+        "final_part_tile": NO_TILE,
     }
-    lengths = bucket.lengths
-    made = {name: _extended(values, lengths[name], fills.get(name, 0)) for name, values in found.items()}
-    num_tokens = len(found["ids"])
-    made["chunks"] = np.where(made["chunks"] == num_tokens, bucket.tokens, made["chunks"]).astype(np.int32)
-    return made
+    shapes = {name: (bucket.lengths[name], *values.shape[1:]) for name, values in found.items()}
+    return {name: np.full(shape, fills.get(name, 0), dtype=np.int32) for name, shape in shapes.items()}
 
 
-def _extended(values: Ints, length: int, fill: int) -> Ints:
-    out = np.full((length, *values.shape[1:]), fill, dtype=np.int32)
-    out[: len(values)] = values
-    return out
+def fitted(found: Arrays, bucket: Bucket) -> dict[str, Ints]:
+    """A step's arrays as they stand before a bucket's padding, which differs in what it is counted from."""
+    chunks, ends = found["chunks"], np.full(bucket.chains + 1, found["cu_elements"][-1], dtype=np.int32)
+    ends[: len(found["cu_elements"])] = found["cu_elements"]
+    return {
+        **found,
+        "chunks": np.where(chunks == len(found["ids"]), bucket.tokens, chunks),
+        "cu_elements": ends,
+        "write_places": resolved(found["write_places"], bucket.outputs),
+    }
 
 
 def resolved(places: Ints, num_outputs: int) -> Ints:
@@ -110,15 +127,24 @@ class Sent:
         self._starts, self._host = starts, torch.empty(total, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._device = torch.empty(total, dtype=torch.int32, device=device)
         self._shapes = {name: values.shape for name, values in found.items()}
-        self.write(found)
+        self._numbers = self._host.numpy()
+        self._fill(found)
+        self._first = self._numbers.copy()
+        self._device.copy_(self._host, non_blocking=True)
 
     def write(self, found: Arrays) -> None:
-        """Send contents; the caller has waited for the step that used the former ones."""
-        host = self._host.numpy()
-        for name, values in found.items():
-            assert values.shape == self._shapes[name], f"{name} has shape {values.shape}, not {self._shapes[name]}"
-            host[self._starts[name] : self._starts[name] + values.size] = values.reshape(-1)
+        """Send contents; what is shorter than the first ones keeps their end. The caller has waited for the step that
+        used the former contents."""
+        self._numbers[:] = self._first
+        self._fill(found)
         self._device.copy_(self._host, non_blocking=True)
+
+    def _fill(self, found: Arrays) -> None:
+        for name, values in found.items():
+            shape = self._shapes[name]
+            fits = values.shape[1:] == shape[1:] and len(values) <= shape[0]
+            assert fits, f"{name} has shape {values.shape}, which does not fit {shape}"
+            self._numbers[self._starts[name] : self._starts[name] + values.size] = values.reshape(-1)
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes

@@ -6,7 +6,7 @@ for a recorded one whose contents are overwritten before every run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,13 +27,26 @@ class Folds:
 
 
 @dataclass(frozen=True)
+class Slotted:
+    """A step's chains whose states go where they are kept: snapshots before an element to the slot that it names,
+    finals to the plan's ``final_slots``, and those of ``copies_from`` then also to ``copies_to`` (int64)."""
+
+    chains: Chains
+    copies_from: Tensor
+    copies_to: Tensor
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """Device tensors, int32 unless torch's own indexing reads them (int64).
 
     ``conv_sources [N, W]``, ``conv_write_slots [P]``, ``conv_write_sources [P, W-1]``: see ``hypic_kernels.conv``.
     ``chunks [M, C]`` holds token numbers, ``N`` pads; ``token_chunks [N]`` (int64) is its inverse into ``M * C``.
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
-    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64).
+    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64). ``slotted`` is
+    the same for a scan that writes into state slots itself; of decoding there is none.
+    ``element_turns [E]``: the number of an element's interior, -1 for chunks. ``gathers``: the chains' source 1 are the
+    interiors, gathered and moved, in their order, instead of the pool's entries.
     """
 
     conv_sources: Tensor
@@ -42,7 +55,10 @@ class KernelPlan:
     chunks: Tensor
     token_chunks: Tensor
     chains: Chains
+    element_turns: Tensor
+    gathers: bool
     num_outputs: int
+    slotted: Slotted | None
     write_slots: Tensor
     write_places: Tensor
     interior_states: Tensor
@@ -76,7 +92,10 @@ def kernel_plan(
         chunks=sent["chunks"],
         token_chunks=sent.long("token_chunks"),
         chains=_chains(sent, "", counts, pool),
+        element_turns=sent["element_turns"],
+        gathers=counts.gathers,
         num_outputs=counts.num_outputs,
+        slotted=_slotted(sent, counts, pool) if "slotted_elements" in sent else None,
         write_slots=sent.long("write_slots"),
         write_places=sent.long("write_places"),
         interior_states=sent.long("interior_states"),
@@ -105,6 +124,13 @@ def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
         num_initial=pool.num_states + 1,
         num_outputs=0 if prefix else counts.num_outputs,
     )
+
+
+def _slotted(sent: Sent, counts: Counts, pool: Pool) -> Slotted:
+    chains = replace(
+        _chains(sent, "", counts, pool), elements=sent["slotted_elements"], num_outputs=pool.num_states + 1
+    )
+    return Slotted(chains, sent.long("copies_from"), sent.long("copies_to"))
 
 
 def _folds(sent: Sent, counts: Counts, pool: Pool) -> Folds:

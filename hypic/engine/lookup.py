@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from hypic.engine.jobs import Jobs
 from hypic.engine.plan import Interior, Mark
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import is_over
 from hypic.engine.store.history import History
@@ -62,7 +63,7 @@ class Lookup:
                 "shorten it or pass fewer segments."
             )
         if not self.could_run(request):
-            need = self.whole(request) if request.plan.policy.seam == 0 else self.in_pieces(request, 0)
+            need = self.in_pieces(request, 0) if request.plan.is_interleaved else self.whole(request)
             capacity = self.pool.capacity
             raise StoreFull(
                 f"the prompt needs {need.pages} pages, {need.states} state slots and {need.transitions} transition "
@@ -75,7 +76,7 @@ class Lookup:
         if self.tiers.tiers and request.max_tokens:
             for key, span in request.keys(0).items():
                 if self.store.find(key) is None and not self.jobs.has(key):
-                    self.tiers.choose(key, request.plan.segments[span.number].ids)
+                    self.tiers.choose(key, request.plan.ids_of(span))
 
     def known(self, request: Request) -> tuple[int, int]:
         """How far a snapshot reaches into a prompt, and how many of the entries behind it are to be encoded."""
@@ -86,10 +87,10 @@ class Lookup:
         """The longest head that is kept, then the interiors behind it."""
         snapshot = next((entry for mark in reversed(request.plan.marks) if (entry := self._at(request, mark))), None)
         wanted = request.keys(snapshot.num_cached if snapshot is not None else 0)
-        segments = request.plan.segments
-        found = {key: self._fresh(self.store.get(key, segments[s.number].ids)) for key, s in wanted.items()}
+        ids_of = request.plan.ids_of
+        found = {key: self._fresh(self.store.get(key, ids_of(span))) for key, span in wanted.items()}
         missing = {k: s for k, s in wanted.items() if found[k] is None and not self.jobs.has(k)}
-        choices = {key: self.tiers.choose(key, segments[span.number].ids) for key, span in missing.items()}
+        choices = {key: self.tiers.choose(key, ids_of(span)) for key, span in missing.items()}
         bases = self._bases(request, {key: span for key, span in missing.items() if choices[key].pending is None})
         entries = {key: entry for key, entry in found.items() if entry is not None}
         return Found(snapshot, wanted, entries, choices, bases)
@@ -102,6 +103,7 @@ class Lookup:
     def _fresh(self, entry: CachedSegment | None) -> CachedSegment | None:
         """An entry, unless its time is over."""
         if entry is not None and is_over(entry):
+            self.history.expired(entry.key)
             self.store.forget(entry)
             return None
         return entry
@@ -118,15 +120,15 @@ class Lookup:
         return {key: base for key, base in bases.items() if base is not None}
 
     def _base(self, request: Request, span: Interior) -> CachedSegment | None:
-        planned, seam = request.plan.segments[span.number], request.plan.policy.seam
-        key = self.history.previous(planned.segment)
+        segment, ids = request.plan.segments[span.number].segment, request.plan.ids_of(span)
+        key = self.history.previous(segment)
         base = None if key is None else self._fresh(self.store.find(key))
-        if base is None or base.is_snapshot or base.namespace != planned.segment.namespace:
+        if base is None or base.is_snapshot or base.namespace != segment.namespace:
             return None
-        is_grown = len(base.ids) < len(planned.ids) and planned.ids[: len(base.ids)] == base.ids
+        is_grown = len(base.ids) < len(ids) and ids[: len(base.ids)] == base.ids
         # Every step of growth leaves a page partly filled: entries of twice the pages they need are made anew.
         is_dense = len(base.pages) <= 2 * self.pool.pages_for(base.num_cached)
-        return base if is_grown and is_dense and len(base.ids) - base.num_cached == seam else None
+        return base if is_grown and is_dense and len(base.ids) - base.num_cached == span.seam else None
 
     def own(self, request: Request, start: int) -> Need:
         """Pages of the rows from ``start`` on, and the running state."""
@@ -136,7 +138,7 @@ class Lookup:
         """All that a request may need at once: nothing of it is there."""
         need = self.own(request, 0)
         for span in request.keys(0).values():
-            need += self.jobs.need(span, request.plan.policy.seam)
+            need += self.jobs.need(span)
         return need
 
     def in_pieces(self, request: Request, start: int) -> Need:
@@ -146,13 +148,13 @@ class Lookup:
         """
         need = self.own(request, start) + ONE_ENCODE
         for span in request.interiors(start):
-            need += Need(pages=self.jobs.need(span, request.plan.policy.seam).pages)
+            need += Need(pages=self.jobs.need(span).pages)
         return need
 
     def could_run(self, request: Request) -> bool:
         """Whether the empty pool could hold a request, whole or in pieces.
 
-        Without a seam interiors stand side by side, and there is no row to be run between them.
+        Where interiors stand side by side there is no row to be run between them.
         """
         whole = self.pool.could_hold(self.whole(request))
-        return whole or (request.plan.policy.seam > 0 and self.pool.could_hold(self.in_pieces(request, 0)))
+        return whole or (request.plan.is_interleaved and self.pool.could_hold(self.in_pieces(request, 0)))

@@ -10,12 +10,14 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from hypic.engine.engine import Emission, Engine, Task
+from hypic.engine.read_back import ReadBack
 from hypic.errors import HypicError, RequestAborted, WorkerLost
 
 logger = logging.getLogger("hypic")
@@ -52,7 +54,9 @@ class EngineLoop:
     def __init__(self, engine: Engine) -> None:
         self._engine: Engine | None = engine
         self._inbox: queue.SimpleQueue[_Submit | _Abort | _Call | None] = queue.SimpleQueue()
+        self._put_off: deque[_Abort | _Call | None] = deque()
         self._sinks: dict[str, Sink] = {}
+        engine.meanwhile = self._take_in
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -154,7 +158,7 @@ class EngineLoop:
 
     def _is_idle(self) -> bool:
         """Whether there is nothing to do but wait; what the engine puts off until then is done first."""
-        while not self.engine.has_work and self._inbox.empty():
+        while not self.engine.has_work and self._inbox.empty() and not self._put_off:
             self._since_s = time.monotonic()
             if not self.engine.tend():
                 return True
@@ -162,6 +166,8 @@ class EngineLoop:
 
     def _next(self, wait: bool) -> _Submit | _Abort | _Call | None | bool:
         """The next message; ``False`` if there is none, or none until an entry's time is over."""
+        if self._put_off:
+            return self._put_off.popleft()
         timeout_s = self.engine.expire() if wait else None
         self._since_s = None if wait else self._since_s
         try:
@@ -170,6 +176,19 @@ class EngineLoop:
             return False
         finally:
             self._since_s = time.monotonic()
+
+    def _take_in(self, read_back: ReadBack) -> None:
+        """Requests that come while the device is at a step are planned then. What is no request waits for the step's
+        end, since it may change what the step uses, and so does all that came after it."""
+        while not read_back.has_come and not self._put_off:
+            try:
+                message = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(message, _Submit):
+                self._begin(message)
+            else:
+                self._put_off.append(message)
 
     def _handle(self, message: _Submit | _Abort | _Call) -> None:
         if isinstance(message, _Abort):

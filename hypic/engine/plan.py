@@ -7,11 +7,13 @@ answer is one too. What the caches hold only decides which spans must still be c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import numpy as np
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, overload
 
 from hypic.engine.segment import Identity, Label, label_of
 from hypic.errors import PromptError
@@ -34,6 +36,62 @@ class Piece:
     is_answer: bool = False
 
 
+class Ids(Sequence[int]):
+    """Token ids of runs, one run after the other. A warm request needs a few of them before its first token, so they
+    are made one tuple only when all are asked for."""
+
+    def __init__(self, runs: Iterable[tuple[int, ...]]) -> None:
+        self.runs = tuple(runs)
+        self._stops = tuple(accumulate(map(len, self.runs)))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
+        if not isinstance(at, slice):
+            return self.whole[at]
+        start, stop, step = at.indices(len(self))
+        if step != 1 or stop - start == len(self):
+            return self.whole[at]
+        return self._between(start, stop)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.whole)
+
+    def __eq__(self, other: object) -> bool:
+        return self.whole == (other.whole if isinstance(other, Ids) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.whole)
+
+    @cached_property
+    def whole(self) -> tuple[int, ...]:
+        """All of them."""
+        ids: list[int] = []
+        for run in self.runs:
+            ids += run
+        return tuple(ids)
+
+    def _between(self, start: int, stop: int) -> tuple[int, ...]:
+        """What lies in one run is cut from it, and a whole run is itself: equal to what it was before at a glance."""
+        number = bisect_right(self._stops, start)
+        if number < len(self.runs) and stop <= self._stops[number]:
+            run = self.runs[number]
+            before = self._stops[number] - len(run)
+            return run[start - before : max(start, stop) - before]
+        ids: list[int] = []
+        for run, end in zip(self.runs[number:], self._stops[number:], strict=True):
+            before = end - len(run)
+            if before >= stop:
+                break
+            ids += run[max(0, start - before) : stop - before]
+        return tuple(ids)
+
+
 @dataclass(frozen=True)
 class Row:
     """Prompt positions ``start..stop-1`` that are run."""
@@ -44,23 +102,38 @@ class Row:
 
 @dataclass(frozen=True)
 class Interior:
-    """Prompt positions that are cached: the interior of the planned segment ``number``, which begins at ``origin``."""
+    """Prompt positions that are cached, of the planned segment ``number``, which begins at ``origin``.
+
+    ``key`` names the entry: what tokens from ``start`` on do, when a text that ends at ``stop`` is encoded alone from
+    ``origin`` on. So an interior that ends before its segment is simply the interior of a shorter text.
+    """
 
     start: int
     stop: int
     origin: int
     number: int
+    key: bytes
+
+    @property
+    def seam(self) -> int:
+        """Tokens of the encoded text that stand before the interior."""
+        return self.start - self.origin
 
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """A segment of the prompt; ``key`` is ``None`` when it is run live, for ``reason``."""
+    """A segment of the prompt; ``keys`` are those of its interiors: none when it is run live, for ``reason``."""
 
     segment: Segment
     ids: tuple[int, ...]
     origin: int
-    key: bytes | None
+    keys: tuple[bytes, ...]
     reason: str = ""
+
+    @property
+    def key(self) -> bytes | None:
+        """Of its first interior."""
+        return self.keys[0] if self.keys else None
 
 
 @dataclass(frozen=True)
@@ -79,13 +152,23 @@ class Mark:
 class Plan:
     """The chain of a prompt. ``spans`` cover all positions in order; the last one is a row."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     spans: tuple[Row | Interior, ...]
     segments: tuple[PlannedSegment, ...]
     marks: tuple[Mark, ...]
     policy: Policy
     live_spaces: tuple[tuple[int, frozenset[str]], ...]
     _hash: Any = field(repr=False)
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether there is a row between any two interiors."""
+        pairs = zip(self.spans, self.spans[1:], strict=False)
+        return not any(isinstance(one, Interior) and isinstance(other, Interior) for one, other in pairs)
+
+    def ids_of(self, span: Interior) -> tuple[int, ...]:
+        """The text that an interior's entry is encoded from."""
+        return self.ids[span.origin : span.stop]
 
     def digest_after(self, generated: Sequence[int]) -> bytes:
         """The name of the prompt followed by generated tokens."""
@@ -105,12 +188,12 @@ class Plan:
             return self
         last = self.spans[-1]
         spans = (*self.spans[:-1], Row(last.start, last.stop + len(generated)))
-        return replace(self, ids=self.ids + tuple(generated), spans=spans)
+        return replace(self, ids=Ids((*self.ids.runs, tuple(generated))), spans=spans)
 
 
 def _live(ids: Sequence[int]) -> bytes:
     """Live tokens in the running hash; borders between runs leave no trace."""
-    return np.asarray(ids, dtype="<i4").tobytes()
+    return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def _entry(key: bytes) -> bytes:
@@ -136,20 +219,38 @@ def _start(policy: Policy, identity: Identity) -> Any:
     return digest
 
 
-def _live_reason(piece: Piece, policy: Policy, is_last: bool) -> str:
+def _later(start: int) -> bytes:
+    """A further interior of a segment in the running hash, behind the row that begins at the segment's ``start``."""
+    return b"\xfd\xff\xff\xff" + start.to_bytes(8, "little")
+
+
+def _live_reason(piece: Piece, policy: Policy, later: Later) -> str:
     """Why a segment is run live, or nothing if it is cached."""
+    assert piece.segment is not None, "only pieces with a segment are cached"
     if policy.reuse != "segments":
         return "cache off" if policy.reuse == "none" else "prefix reuse only"
-    if len(piece.ids) <= policy.seam or len(piece.ids) < policy.shortest:
-        return f"too short: {len(piece.ids)} tokens, cached from {max(policy.shortest, policy.seam + 1)}"
-    return "no text after it" if is_last else ""
+    num_tokens, seam = len(piece.ids), piece.segment.seam
+    if not policy.interiors(num_tokens, seam):
+        least = max(policy.shortest, policy.head_seam(num_tokens, seam) + policy.tail_seam + 1)
+        return f"too short: {num_tokens} tokens, cached from {least}"
+    if later.num_segments < policy.live_last:
+        return f"among the last {policy.live_last}"
+    return "" if later.num_pieces or policy.tail_seam else "no text after it"
+
+
+@dataclass(frozen=True)
+class Later:
+    """How many segments and pieces stand behind one."""
+
+    num_segments: int
+    num_pieces: int
 
 
 @dataclass
 class _Builder:
     policy: Policy
     identity: Identity
-    ids: list[int] = field(default_factory=list)
+    num_tokens: int = 0
     spans: list[Row | Interior] = field(default_factory=list)
     segments: list[PlannedSegment] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -158,39 +259,48 @@ class _Builder:
 
     def live(self, piece: Piece, digest: Any) -> None:
         if piece.namespaces:
-            self.live_spaces.append((len(self.ids), piece.namespaces))
+            self.live_spaces.append((self.num_tokens, piece.namespaces))
             self.spaces |= piece.namespaces
         digest.update(_live(piece.ids[:-1]))
         if piece.is_answer and len(piece.ids) > 1:
-            position = len(self.ids) + len(piece.ids) - 1
+            position = self.num_tokens + len(piece.ids) - 1
             self.marks.append(Mark(position, _named(digest, self.spaces), is_taken=False))
         digest.update(_live(piece.ids[-1:]))
-        self.row(piece.ids)
+        self.row(len(piece.ids))
 
-    def row(self, ids: Sequence[int]) -> None:
-        start = len(self.ids)
-        if not ids:
+    def row(self, num_tokens: int) -> None:
+        if not num_tokens:
             return
-        self.ids += ids
+        start = self.num_tokens
+        self.num_tokens += num_tokens
         if self.spans and isinstance(self.spans[-1], Row):
             start = self.spans.pop().start
-        self.spans.append(Row(start, len(self.ids)))
+        self.spans.append(Row(start, self.num_tokens))
 
-    def segment(self, piece: Piece, digest: Any, is_last: bool) -> None:
+    def segment(self, piece: Piece, digest: Any, later: Later) -> None:
         assert piece.segment is not None, "only pieces with a segment come here"
-        reason, origin, seam = _live_reason(piece, self.policy, is_last), len(self.ids), self.policy.seam
+        reason, origin = _live_reason(piece, self.policy, later), self.num_tokens
         self.spaces.add(piece.segment.namespace)
         if reason:
-            self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, None, reason))
+            self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, (), reason))
             digest.update(_live(piece.ids))
-            self.row(piece.ids)
+            self.row(len(piece.ids))
             return
-        key = self.identity.key(piece.ids, seam, piece.segment.namespace, self.policy.deterministic)
-        digest.update(_entry(key))
-        self.row(piece.ids[:seam])
-        self.ids += piece.ids[seam:]
-        self.spans.append(Interior(origin + seam, len(self.ids), origin, len(self.segments)))
-        self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, key))
+        done, keys = 0, list[bytes]()
+        for start, stop in self.policy.interiors(len(piece.ids), piece.segment.seam):
+            keys.append(self._key(piece, start, stop))
+            digest.update((_later(done) if done else b"") + _entry(keys[-1]))
+            self.row(start - done)
+            self.num_tokens += stop - start
+            self.spans.append(Interior(origin + start, origin + stop, origin, len(self.segments), keys[-1]))
+            done = stop
+        digest.update(_live(piece.ids[done:]))
+        self.row(len(piece.ids) - done)
+        self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys)))
+
+    def _key(self, piece: Piece, start: int, stop: int) -> bytes:
+        assert piece.segment is not None, "only segments have entries"
+        return self.identity.key(piece.ids[:stop], start, piece.segment.namespace, self.policy.deterministic)
 
 
 def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
@@ -203,14 +313,18 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
     if not pieces:
         raise PromptError("the prompt has no token; give it some text.")
     builder, digest = _Builder(policy, identity), _start(policy, identity)
+    num_segments = sum(piece.segment is not None for piece in pieces)
     for number, piece in enumerate(pieces):
+        num_later = len(pieces) - 1 - number
         if piece.segment is None:
             builder.live(piece, digest)
         else:
-            builder.segment(piece, digest, is_last=number == len(pieces) - 1)
+            builder.segment(piece, digest, Later(num_segments - len(builder.segments) - 1, num_later))
         ends = piece.ends_message or (policy.reuse == "prefix" and piece.segment is not None)
-        if ends and number < len(pieces) - 1 and isinstance(builder.spans[-1], Row):
-            builder.marks.append(Mark(len(builder.ids), _named(digest, builder.spaces)))
+        if ends and num_later and isinstance(builder.spans[-1], Row):
+            builder.marks.append(Mark(builder.num_tokens, _named(digest, builder.spaces)))
     marks = () if policy.reuse == "none" else tuple(builder.marks)
     spaces = tuple(builder.live_spaces)
-    return Plan(tuple(builder.ids), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest)
+    return Plan(
+        Ids(piece.ids for piece in pieces), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest
+    )

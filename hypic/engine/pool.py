@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,12 +22,11 @@ from torch import Tensor
 
 from hypic.engine.affine import Affine, identity
 from hypic.engine.segment import Slots
+from hypic.engine.sizing import TYPICAL_SEGMENT_TOKENS, Need, split
 from hypic.engine.slot_table import SlotTable
 from hypic.engine.storage import StorageForm
-from hypic.errors import ConfigError
 
 TransitionKind = Literal["head", "diagonal", "dense"]
-TYPICAL_SEGMENT_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -61,98 +61,38 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a model keeps: shapes of its linear and full-attention layers, in order of depth."""
+    """What a model keeps: shapes of its linear and full-attention layers, in order of depth. Sums over layers are asked
+    for with every segment, and made once."""
 
     linear: tuple[LinearShape, ...]
     attention: tuple[AttentionShape, ...]
     dtype: torch.dtype
     state_dtype: torch.dtype
 
-    @property
+    @cached_property
     def conv_width(self) -> int:
         return max((shape.conv_width for shape in self.linear), default=1)
 
-    @property
+    @cached_property
     def key_dim(self) -> int:
         """The widest key of the linear layers' heads."""
         return max((shape.key_dim for shape in self.linear), default=64)
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         """K and V of one token in all layers."""
         return sum(a.num_kv_heads * (a.key_dim + a.value_dim) for a in self.attention) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def state_bytes(self) -> int:
         """One state slot: states and convolution tails of all layers."""
         states = sum(s.num_heads * s.key_dim * s.value_dim for s in self.linear) * self.state_dtype.itemsize
         return states + sum(math.prod(s.tail_shape) for s in self.linear) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def transition_bytes(self) -> int:
         """One transition slot: transitions of all layers."""
         return sum(math.prod(s.transition_shape) for s in self.linear) * self.state_dtype.itemsize
-
-
-class Kept(Protocol):
-    """Bytes of a token in all full-attention layers, and of a state and a transition in all linear ones."""
-
-    @property
-    def token_bytes(self) -> int: ...
-    @property
-    def state_bytes(self) -> int: ...
-    @property
-    def transition_bytes(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Need:
-    """What an allocation asks for."""
-
-    pages: int = 0
-    states: int = 0
-    transitions: int = 0
-
-    def __add__(self, other: Need) -> Need:
-        return Need(self.pages + other.pages, self.states + other.states, self.transitions + other.transitions)
-
-
-def reserve(page_size: int, max_context: int, num_running: int) -> Need:
-    """What a pool keeps besides its entries: pages of one request of ``max_context`` tokens, running states, and what
-    one encode takes."""
-    return Need(-(-max_context // page_size) + 1, num_running + 2, 1)
-
-
-def split(
-    kept: Kept,
-    budget_bytes: int,
-    page_size: int,
-    max_context: int,
-    num_running: int,
-    segment_tokens: int = TYPICAL_SEGMENT_TOKENS,
-) -> Need:
-    """How many pages, states and transitions a budget holds: the reserve, and as much for entries of ``segment_tokens``
-    as it allows.
-
-    Raises:
-        ConfigError: the budget does not hold the reserve.
-    """
-    page_bytes, entry_slots = page_size * kept.token_bytes, kept.state_bytes + kept.transition_bytes
-    entry_bytes = entry_slots + segment_tokens * kept.token_bytes
-    fewest = reserve(page_size, max_context, num_running)
-    # Padded tokens write to one page and one state slot more, and one slot is all zeros.
-    needed = (fewest.pages + 1) * page_bytes + (fewest.states + 1) * kept.state_bytes + entry_slots
-    if budget_bytes < needed:
-        raise ConfigError(
-            f"memory of {budget_bytes} bytes is too small for {num_running} running states and one request of "
-            f"{max_context} tokens, which take {needed} bytes; raise memory= or lower max_context= or max_running=."
-        )
-    spare = budget_bytes - needed
-    share = entry_slots / entry_bytes if entry_bytes else 0.0
-    entries = int(spare * share / entry_slots) if entry_slots else max(64, spare // (segment_tokens * page_bytes))
-    # Without full attention pages are mere numbers, and must not keep requests apart.
-    pages = int(spare * (1 - share) / page_bytes) if page_bytes else (num_running + entries) * fewest.pages
-    return fewest + Need(pages, entries, entries)
 
 
 class Pool:
@@ -247,23 +187,28 @@ class Pool:
     def take_pages(self, count: int) -> list[int]:
         """Pages with one reference each; the caller has asked ``lacks`` before."""
         assert count <= len(self._pages), f"{count} pages asked for, {len(self._pages)} are free"
-        pages = [self._pages.pop() for _ in range(count)]
+        pages = self._pages[len(self._pages) - count :]
+        pages.reverse()
+        del self._pages[len(self._pages) - count :]
         self._references[pages] = 1
         return pages
 
     def share_pages(self, pages: Sequence[int]) -> None:
-        """One more reference to each page."""
+        """One more reference to each page; none stands twice in ``pages``."""
         shared = np.asarray(pages, dtype=np.int64)
-        assert (self._references[shared] > 0).all(), "a page that is free cannot be shared"
-        np.add.at(self._references, shared, 1)
+        before = self._references[shared]
+        assert (before > 0).all(), "a page that is free cannot be shared"
+        self._references[shared] = before + 1
 
     def drop_pages(self, pages: Sequence[int]) -> None:
-        """One reference less; a page without any is free again."""
+        """One reference less; a page without any is free again. None stands twice in ``pages``."""
+        if not len(pages):
+            return
         dropped = np.asarray(pages, dtype=np.int64)
-        np.subtract.at(self._references, dropped, 1)
-        left = self._references[dropped]
+        left = self._references[dropped] - 1
+        self._references[dropped] = left
         assert (left >= 0).all(), "a page is freed twice"
-        self._pages += dict.fromkeys(dropped[left == 0].tolist())
+        self._pages += dropped[left == 0].tolist()
 
     def take_state(self) -> int:
         return self._states.pop()
@@ -282,7 +227,9 @@ class Pool:
     def pages_of(self, slots: Slots) -> list[int]:
         """Pages that token slots ``[n]`` lie in, each once; neighbours mostly share one."""
         pages = slots // self.page_size
-        return sorted(set(pages[np.flatnonzero(np.diff(pages, prepend=-1))].tolist()))
+        changes = np.empty(len(pages), dtype=np.bool_)
+        changes[:1], changes[1:] = True, pages[1:] != pages[:-1]
+        return np.unique(pages[changes]).tolist()  # type: ignore[no-any-return]
 
     def slots_of(self, pages: Sequence[int], num_tokens: int) -> Slots:
         """Token slots ``[num_tokens]`` of a run of pages."""

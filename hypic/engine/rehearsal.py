@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.segment import Slots
+from hypic.engine.sizing import Need
 
 SEAM = 8
 # Interiors of steps whose chunks are long, and of steps whose chunks are short.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hypic.engine.plan import PlannedSegment
+from hypic.engine.plan import Interior, PlannedSegment
 from hypic.engine.pool import Pool
 from hypic.engine.request import Request
-from hypic.types import CacheReport, SegmentReport
+from hypic.types import CacheReport, Outcome, SegmentReport
 from hypic.version import __version__
 
 
@@ -36,8 +36,8 @@ def _warm_report(
     request: Request, pool: Pool, fingerprint: str, times_s: Mapping[str, float], notes: tuple[str, ...]
 ) -> CacheReport:
     """Of a request that only wanted its segments encoded: nothing else of its prompt was run or reused."""
-    planned = {segment.key: segment for segment in request.prompt.segments}
-    hits = [p for key, p in planned.items() if key is not None and request.outcomes.get(key, ("hit", ""))[0] == "hit"]
+    planned = {segment.keys: segment for segment in request.prompt.segments if segment.keys}
+    hits = [segment for segment in planned.values() if _outcome(request, segment)[0] == "hit"]
     return CacheReport(
         segments=tuple(_segment(request, segment, pool) for segment in request.prompt.segments),
         prompt_tokens=sum(len(segment.ids) for segment in request.prompt.segments),
@@ -56,17 +56,27 @@ def _newly_encoded(request: Request) -> int:
 
     What an entry took over from an older one was not.
     """
-    keys = {p.key: len(p.ids) - request.prompt.policy.seam for p in request.prompt.segments if p.key is not None}
-    encoded = {key: n for key, n in keys.items() if request.outcomes.get(key, ("hit", ""))[0] == "encoded"}
+    spans = {span.key: span.stop - span.start for span in _interiors(request)}
+    encoded = {key: n for key, n in spans.items() if request.outcomes.get(key, ("hit", ""))[0] == "encoded"}
     return sum(n - request.continued.get(key, 0) for key, n in encoded.items())
+
+
+def _interiors(request: Request) -> list[Interior]:
+    return [span for span in request.prompt.spans if isinstance(span, Interior)]
+
+
+def _outcome(request: Request, planned: PlannedSegment) -> tuple[Outcome, str]:
+    """A segment is a hit if all its interiors are."""
+    found = [request.outcomes.get(key, ("hit", "")) for key in planned.keys]
+    return next((one for one in found if one[0] != "hit"), found[0])
 
 
 def _segment(request: Request, planned: PlannedSegment, pool: Pool) -> SegmentReport:
     segment, num_tokens = planned.segment, len(planned.ids)
-    if planned.key is None:
+    if not planned.keys:
         return SegmentReport(segment.kind, segment.name, segment.source, "live", num_tokens, reason=planned.reason)
-    outcome, reason = request.outcomes.get(planned.key, ("hit", ""))
-    pages = pool.pages_for(num_tokens - request.prompt.policy.seam)
-    num_bytes = pages * pool.page_bytes + pool.layout.state_bytes + pool.layout.transition_bytes
-    tier = request.tiers.get(planned.key, "device")
+    outcome, reason = _outcome(request, planned)
+    pages = [pool.pages_for(stop - start) for start, stop in request.prompt.policy.interiors(num_tokens, segment.seam)]
+    num_bytes = sum(pages) * pool.page_bytes + len(pages) * (pool.layout.state_bytes + pool.layout.transition_bytes)
+    tier = next((request.tiers[key] for key in planned.keys if key in request.tiers), "device")
     return SegmentReport(segment.kind, segment.name, segment.source, outcome, num_tokens, num_bytes, tier, reason)

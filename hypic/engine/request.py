@@ -94,7 +94,8 @@ class Request:
 
     def head(self, length: int) -> tuple[int, ...]:
         """The first ``length`` tokens of prompt and answer."""
-        return (*self.prompt.ids, *self.generated)[:length]
+        num_prompt = len(self.prompt.ids)
+        return self.prompt.ids[:length] + tuple(self.generated[: max(0, length - num_prompt)])
 
     def restart(self) -> None:
         """Begin again, with what was generated as the end of the prompt; a deterministic request takes the very
@@ -111,13 +112,8 @@ class Request:
         """The same, each key once."""
         found: dict[bytes, Interior] = {}
         for span in self.interiors(start):
-            found.setdefault(self.key_of(span), span)
+            found.setdefault(span.key, span)
         return found
-
-    def key_of(self, span: Interior) -> bytes:
-        key = self.plan.segments[span.number].key
-        assert key is not None, "only cached segments have interiors"
-        return key
 
     def rows_from(self, start: int) -> int:
         """Prompt tokens that are run from position ``start`` on."""
@@ -127,7 +123,7 @@ class Request:
         """The pinned entry of an interior, or ``None`` if it is yet to be asked for."""
         held = self._held()
         is_asked_for = not held.wanted or span.start < held.wanted[0].start
-        return held.entries.get(self.key_of(span)) if is_asked_for else None
+        return held.entries.get(span.key) if is_asked_for else None
 
     def decode_chain(self, slot: int) -> Chain:
         """One row of the last generated token."""

@@ -149,7 +149,7 @@ class Router:
             if loads.get(known, least + LOYALTY + 1) <= least + LOYALTY:
                 return known
         segments = () if planned is None else planned.segments
-        keys = [segment.key.hex() for segment in segments if segment.key is not None]
+        keys = [key.hex() for segment in segments for key in segment.keys]
         equals = [rank for rank, load in loads.items() if load == least]
         return max(equals, key=lambda rank: (self._remote.held(rank, keys) if rank else 0, -rank))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from hypic.engine import adapter, models, weights
 from hypic.engine.batch import Batch, Chain, chain_tokens
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_batch import Geometry, pack
+from hypic.engine.kernel_tiles import tiling_of
 from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
+from hypic.engine.read_back import ReadBack
 from hypic.engine.rehearsal import rehearse
+from hypic.engine.sampler import SampledToken
 from hypic.engine.segment import Identity
+from hypic.engine.sizing import split_of
 from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
 
@@ -32,10 +37,29 @@ SMALL_STEP = 6_000_000_000
 
 @dataclass(frozen=True)
 class StepResult:
-    """``logits [R, vocab]`` of the chains that wanted them, in order; numbers of the chains that are not finite."""
+    """``logits [R, vocab]`` of the chains that wanted them, in order; numbers of the chains that are not finite; and
+    what was ``sampled`` from the logits, if anything was."""
 
     logits: Tensor
     broken: frozenset[int]
+    sampled: Sequence[SampledToken] = ()
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A step that the device may still be at: ``logits [R, vocab]``, and ``is_finite [N]`` of its tokens, which are
+    ``spans`` of its chains. Both are overwritten by the next step."""
+
+    logits: Tensor
+    is_finite: Tensor
+    spans: Sequence[slice]
+
+    def broken(self, is_finite: Tensor) -> frozenset[int]:
+        """Numbers of the chains that are not finite, from what the host has read."""
+        whole = is_finite.numpy()
+        if whole.all():  # what padding computed may be anything, and says nothing
+            return frozenset()
+        return frozenset(number for number, span in enumerate(self.spans) if not whole[span].all())
 
 
 @dataclass(frozen=True)
@@ -51,25 +75,29 @@ class Runner:
     graphs: Graphs | None = None
 
     def run(self, chains: Sequence[Chain]) -> StepResult:
-        """One forward over all chains of a step."""
+        """One forward over all chains of a step, waited for."""
+        launched = self.launch(chains)
+        (is_finite,) = ReadBack([launched.is_finite]).wait()
+        return StepResult(launched.logits, launched.broken(is_finite))
+
+    def launch(self, chains: Sequence[Chain]) -> Launched:
+        """Hand a step to the device; nothing is read back."""
         num_weights = self.weight_bytes // self.pool.layout.dtype.itemsize
         work = 2 * num_weights * sum(chain.num_tokens for chain in chains)
         threads = torch.get_num_threads()
         if self.pool.device.type != "cpu" or threads == 1 or work > SMALL_STEP:
-            return self._run(chains)
+            return self._launch(chains)
         torch.set_num_threads(1)  # many small operations: handing each to several threads costs more than it saves
         try:
-            return self._run(chains)
+            return self._launch(chains)
         finally:
             torch.set_num_threads(threads)
 
     @torch.inference_mode()
-    def _run(self, chains: Sequence[Chain]) -> StepResult:
+    def _launch(self, chains: Sequence[Chain]) -> Launched:
         recorded = None if self.graphs is None else self.graphs.run(chains)
         logits, is_finite = self._forward(chains) if recorded is None else recorded
-        finite = is_finite.cpu()
-        broken = [number for number, span in enumerate(chain_tokens(chains)) if not bool(finite[span].all())]
-        return StepResult(logits, frozenset(broken))
+        return Launched(logits, is_finite, chain_tokens(chains))
 
     def _forward(self, chains: Sequence[Chain]) -> tuple[Tensor, Tensor]:
         layout = self.pool.layout
@@ -93,6 +121,8 @@ class Runner:
         with torch.device("meta"):
             model = models.build(settings)
         dtype = dtype_of(config.dtype, settings, model, device)
+        num_weights = sum(parameter.numel() for parameter in model.parameters())
+        refuse_too_much(config, device, free_bytes(device) - num_weights * dtype.itemsize)
         weights.materialise(model, device, dtype)
         join_all(model)
         if config.load_format == "dummy":
@@ -111,10 +141,8 @@ class Runner:
         cls, model: Model, identity: Identity, form: StorageForm, config: EngineConfig, device: torch.device
     ) -> Runner:
         layout, budget = model.layout, config.memory_bytes(free_bytes(device))
-        context = context_within(config, model.max_context, budget, layout.token_bytes)
-        pool = Pool(
-            layout, budget, config.page_size, context, config.max_running, device, form, config.typical_segment_tokens
-        )
+        context, _ = split_of(layout, model.max_context, budget, config)
+        pool = _pool(layout, budget, context, config, device, form)
         _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
         identity = replace(identity, path=path_of(geometry, device))
@@ -131,8 +159,9 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
     wanted = kernels == "on" or (kernels == "auto" and device.type == "cuda" and hypic_kernels.available())
     if not wanted or layout.state_dtype != torch.float32:
         return None
-    num_kv_heads = max((shape.num_kv_heads for shape in layout.attention), default=1)
-    return Geometry(layout.conv_width, num_kv_heads, model.is_paged, model.linear_rotary is not None)
+    gathers = model.linear_rotary is not None and any(shape.transition != "head" for shape in layout.linear)
+    tiling = tiling_of(model.heads, layout.dtype, device)
+    return Geometry(layout.conv_width, model.is_paged, gathers, tiling)
 
 
 def path_of(geometry: Geometry | None, device: torch.device) -> str:
@@ -177,17 +206,49 @@ def _num_bytes(model: Model) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
-def context_within(config: EngineConfig, longest: int, budget_bytes: int, token_bytes: int) -> int:
-    """The configured context; by default the model's, ``longest``, or what half of the memory can hold of it."""
-    if config.max_context:
-        return min(config.max_context, longest)
-    return longest if not token_bytes else max(256, min(longest, budget_bytes // (2 * token_bytes)))
+def refuse_too_much(config: EngineConfig, device: torch.device, num_free: int) -> None:
+    """Before anything is loaded or taken: a number of bytes that is more than what would be free beside the weights.
+
+    Raises:
+        ConfigError: it is.
+    """
+    budget = config.memory_bytes(max(num_free, 0))
+    if budget > num_free and not isinstance(config.memory, float):
+        raise too_much(config, budget, device, num_free)
+
+
+def too_much(config: EngineConfig, budget_bytes: int, device: torch.device, num_free: int) -> ConfigError:
+    """What to say of a budget that a device does not have."""
+    return ConfigError(
+        f"memory is {config.memory!r}, {budget_bytes} bytes, and beside the weights {max(num_free, 0)} bytes are free "
+        f"on {device}; pass less than that, or a share of what is free such as memory=0.5."
+    )
+
+
+def _pool(
+    layout: Layout, budget: int, context: int, config: EngineConfig, device: torch.device, form: StorageForm
+) -> Pool:
+    """The pool, or one sentence; what was taken of it is free again then.
+
+    Raises:
+        ConfigError: the device has less memory after all: others took it meanwhile, or it lies in pieces.
+    """
+    out_of_memory = torch.OutOfMemoryError if device.type == "cuda" else RuntimeError  # what torch's allocators raise
+    with suppress(out_of_memory):
+        return Pool(
+            layout, budget, config.page_size, context, config.max_running, device, form, config.typical_segment_tokens
+        )
+    # Not while the fault is handled: its traceback holds what was allocated.
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    raise too_much(config, budget, device, free_bytes(device))
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a device, or of the machine for the CPU."""
+    """Free memory of a device, with what torch keeps of it for itself, or of the machine for the CPU."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     available = _meminfo("MemAvailable")
     return available if available is not None else 4 * 2**30
 

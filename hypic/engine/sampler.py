@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hypic.engine.read_back import ReadBack
 from hypic.types import SamplingParams, TokenLogprob
 
 # Below it the likeliest token has all the weight, and dividing by it would only overflow.
@@ -47,20 +49,36 @@ class SamplingState:
         seed: int | None = None,
     ) -> None:
         self.params = _resolved(params, defaults or {})
-        self.prompt_ids = tuple(prompt_ids)
+        self.prompt_ids = prompt_ids
         self.generated_ids: list[int] = []
-        self._generator = torch.Generator()
-        chosen = self.params.seed if self.params.seed is not None else seed
-        if chosen is None:
-            self._generator.seed()
-        else:
-            self._generator.manual_seed(chosen)
+        self._seed = self.params.seed if self.params.seed is not None else seed
         self._seen: Tensor | None = None
         self._counts: Tensor | None = None
 
     @property
     def is_greedy(self) -> bool:
         return _of(self.params.temperature) < _GREEDY_BELOW
+
+    @property
+    def is_penalized(self) -> bool:
+        """Whether ids that stand in the prompt or the answer are less likely for it."""
+        params = self.params
+        return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether its tokens are the likeliest of the logits as they are, and nothing else is asked for."""
+        return self.is_greedy and not self.is_penalized and self.params.logprobs is None
+
+    @cached_property
+    def _generator(self) -> torch.Generator:
+        """Made with the first number: greedy requests draw none."""
+        made = torch.Generator()
+        if self._seed is None:
+            made.seed()
+        else:
+            made.manual_seed(self._seed)
+        return made
 
     def uniform(self) -> float:
         """The next random number in [0, 1)."""
@@ -69,6 +87,11 @@ class SamplingState:
     def append(self, token_id: int) -> None:
         """Take note of a generated token."""
         self.generated_ids.append(token_id)
+        if self._seen is not None or self._counts is not None:
+            self._note(token_id)
+
+    @torch.inference_mode()
+    def _note(self, token_id: int) -> None:
         if self._seen is not None:
             self._seen[token_id] = True
         if self._counts is not None:
@@ -77,68 +100,116 @@ class SamplingState:
     def seen(self, vocab_size: int, device: torch.device) -> Tensor:
         """``[V]``, bool: which ids stand in the prompt or among the generated."""
         if self._seen is None:
-            ids = torch.tensor([*self.prompt_ids, *self.generated_ids], dtype=torch.long, device=device)
+            ids = _on(device, [*self.prompt_ids, *self.generated_ids], torch.long)
             self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device).index_fill_(0, ids, True)
         return self._seen
 
     def counts(self, vocab_size: int, device: torch.device) -> Tensor:
         """``[V]``, int64: how often each id was generated."""
         if self._counts is None:
-            ids = torch.tensor(self.generated_ids, dtype=torch.long, device=device)
-            self._counts = torch.bincount(ids, minlength=vocab_size)
+            ids = _on(device, self.generated_ids, torch.long)  # not bincount: it waits for the device
+            counts = torch.zeros(vocab_size, dtype=torch.long, device=device)
+            self._counts = counts.index_add_(0, ids, torch.ones_like(ids))
         return self._counts
 
 
-class Sampler:
-    """Chooses one token for every row of a step."""
+@dataclass(frozen=True)
+class Choice:
+    """Tokens that are chosen on the device and not read yet: ``tensors`` are what the host must read of it, the chosen
+    ids ``[R]``, whether each row is finite ``[R]``, and of the rows that want them log probabilities: the chosen
+    ids' ``[L]``, the likeliest ids' ``[L, n]`` and these ids."""
 
-    @torch.inference_mode()
-    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
-        """One token for each row of ``logits`` ``[R, V]``; it is appended to the row's state.
+    states: Sequence[SamplingState] = ()
+    tensors: tuple[Tensor, ...] = ()
 
-        Log probabilities are the model's own: before penalties, temperature and filters.
-        """
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        scores = penalize(logits, states)
-        chosen = scores.argmax(-1)
-        drawn = [row for row, state in enumerate(states) if not state.is_greedy]
-        if drawn:
-            chosen[drawn] = self._draw(scores[drawn], [states[row] for row in drawn])
-        finite = logits.amax(-1).isfinite().tolist()
-        logprobs = self._logprobs(logits, chosen, states)
+    def tokens(self, read: Sequence[Tensor]) -> list[SampledToken]:
+        """The tokens, given ``tensors`` on the host; each is appended to its row's state."""
+        if not self.states:
+            return []
+        chosen, finite, logprobs = read[0].tolist(), read[1].tolist(), self._logprobs(read)
         return [
             self._settle(state, token_id, logprobs.get(row)) if finite[row] else SampledToken(-1, finite=False)
-            for row, (state, token_id) in enumerate(zip(states, chosen.tolist(), strict=True))
+            for row, (state, token_id) in enumerate(zip(self.states, chosen, strict=True))
         ]
 
-    def _draw(self, scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
-        """``[R]``: ids by inverting the cumulative distribution, in fp64, at each state's next random number."""
-        weights = filter_scores(scores, [state.params for state in states]).softmax(-1).double()
-        cumulative = weights.cumsum(-1)
-        at = torch.tensor([[state.uniform()] for state in states], dtype=torch.float64, device=scores.device)
-        drawn = torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True)
-        # A product rounded up to the whole sum would land behind the last id that has any weight.
-        last = cumulative.argmax(-1, keepdim=True)
-        return torch.minimum(drawn, last).squeeze(-1)
-
-    def _logprobs(self, logits: Tensor, chosen: Tensor, states: Sequence[SamplingState]) -> Mapping[int, TokenLogprob]:
-        wanted = {row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None}
-        if not wanted:
+    def _logprobs(self, read: Sequence[Tensor]) -> Mapping[int, TokenLogprob]:
+        if len(read) == 2:
             return {}
-        rows = list(wanted)
-        logprobs = logits[rows].log_softmax(-1)
-        own = logprobs.gather(-1, chosen[rows].unsqueeze(-1)).squeeze(-1).tolist()
-        values, ids = logprobs.topk(min(max(wanted.values()), logits.shape[-1]), dim=-1)
-        tops = [tuple(zip(*pair, strict=True)) for pair in zip(ids.tolist(), values.tolist(), strict=True)]
+        wanted, chosen = wanted_logprobs(self.states), read[0].tolist()
+        own, values, ids = (tensor.tolist() for tensor in read[2:])
+        tops = [tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
         return {
-            row: TokenLogprob(token_id, logprob, top[: wanted[row]])
-            for row, token_id, logprob, top in zip(rows, chosen[rows].tolist(), own, tops, strict=True)
+            row: TokenLogprob(chosen[row], logprob, top[:count])
+            for (row, count), logprob, top in zip(wanted.items(), own, tops, strict=True)
         }
 
     @staticmethod
     def _settle(state: SamplingState, token_id: int, logprob: TokenLogprob | None) -> SampledToken:
         state.append(token_id)
         return SampledToken(token_id, logprob)
+
+
+def wanted_logprobs(states: Sequence[SamplingState]) -> dict[int, int]:
+    """How many of the likeliest are asked for, by row."""
+    return {row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None}
+
+
+class Sampler:
+    """Chooses one token for every row of a step."""
+
+    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+        """One token for each row of ``logits`` ``[R, V]``; it is appended to the row's state.
+
+        Log probabilities are the model's own: before penalties, temperature and filters.
+        """
+        choice = self.choose(logits, states)
+        return choice.tokens(ReadBack(choice.tensors).wait())
+
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, states: Sequence[SamplingState]) -> Choice:
+        """The same, left on the device: the host waits for nothing, unless a row has a ``top_p`` (whose filter asks
+        how many ids are left)."""
+        if all(state.is_plain for state in states):  # the likeliest is the same in any type
+            chosen = logits.argmax(-1)
+            return Choice(states, (chosen, logits.gather(-1, chosen[:, None])[:, 0].isfinite()))
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        chosen = self._chosen(penalize(logits, states), states)
+        return Choice(states, (chosen, logits.amax(-1).isfinite(), *self._logprobs(logits, chosen, states)))
+
+    def _chosen(self, scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        drawn = [row for row, state in enumerate(states) if not state.is_greedy]
+        if not drawn:
+            return scores.argmax(-1)
+        if len(drawn) == len(states):
+            return self._draw(scores, states)
+        rows = _on(scores.device, drawn, torch.long)
+        return scores.argmax(-1).index_copy_(0, rows, self._draw(scores[rows], [states[row] for row in drawn]))
+
+    def _draw(self, scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
+        """``[R]``: ids by inverting the cumulative distribution, in fp64, at each state's next random number."""
+        weights = filter_scores(scores, [state.params for state in states]).softmax(-1).double()
+        cumulative = weights.cumsum(-1)
+        at = _on(scores.device, [[state.uniform()] for state in states], torch.float64)
+        drawn = torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True)
+        # A product rounded up to the whole sum would land behind the last id that has any weight.
+        last = cumulative.argmax(-1, keepdim=True)
+        return torch.minimum(drawn, last).squeeze(-1)
+
+    def _logprobs(self, logits: Tensor, chosen: Tensor, states: Sequence[SamplingState]) -> tuple[Tensor, ...]:
+        wanted = wanted_logprobs(states)
+        if not wanted:
+            return ()
+        rows = _on(logits.device, list(wanted), torch.long)
+        logprobs = logits[rows].log_softmax(-1)
+        own = logprobs.gather(-1, chosen[rows].unsqueeze(-1)).squeeze(-1)
+        values, ids = logprobs.topk(min(max(wanted.values()), logits.shape[-1]), dim=-1)
+        return own, values, ids
+
+
+def _on(device: torch.device, values: Sequence[Any], dtype: torch.dtype) -> Tensor:
+    """Numbers of the host on a device, without waiting for what the device is at."""
+    made = torch.tensor(values, dtype=dtype)
+    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
 
 
 def penalize(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
@@ -149,10 +220,10 @@ def penalize(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     """
     scores = logits
     for row, state in enumerate(states):
+        if not state.is_penalized:
+            continue
         repetition = _of(state.params.repetition_penalty)
         presence, frequency = state.params.presence_penalty, state.params.frequency_penalty
-        if repetition == 1.0 and presence == frequency == 0.0:
-            continue
         scores = logits.clone() if scores is logits else scores
         values, size = scores[row], (logits.shape[-1], logits.device)
         if repetition != 1.0:
@@ -171,7 +242,7 @@ def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     of the likeliest one's weight. Ids that tie with the last one kept stay, so that no order among them matters.
     """
     values = [[_of(p.temperature), _of(p.top_p), _of(p.min_p)] for p in params]
-    columns = torch.tensor(values, dtype=torch.float64, device=scores.device)
+    columns = _on(scores.device, values, torch.float64)
     temperature, top_p, min_p = columns[:, 0:1], columns[:, 1:2], columns[:, 2:3]
     # The likeliest at zero: no temperature is small enough to overflow.
     scores = (scores - scores.amax(-1, keepdim=True)) / temperature.to(scores.dtype)
@@ -188,8 +259,8 @@ def _top_k(scores: Tensor, top_k: Sequence[int]) -> Tensor:
     if not limited:
         return scores
     values = scores.topk(max(limited), dim=-1).values
-    at = torch.tensor([[min(k, max(limited)) - 1] for k in sizes], device=scores.device)
-    unlimited = torch.tensor([[k == vocab_size] for k in sizes], device=scores.device)
+    at = _on(scores.device, [[min(k, max(limited)) - 1] for k in sizes], torch.long)
+    unlimited = _on(scores.device, [[k == vocab_size] for k in sizes], torch.bool)
     lowest = values.gather(-1, at).masked_fill(unlimited, -torch.inf)
     return scores.masked_fill(scores < lowest, -torch.inf)
 
@@ -212,7 +283,7 @@ def _resolved(params: SamplingParams, defaults: Mapping[str, float]) -> Sampling
     open_values: dict[str, Any] = {
         name: defaults.get(name, neutral) for name, neutral in _NEUTRAL.items() if getattr(params, name) is None
     }
-    return replace(params, **open_values)
+    return replace(params, **open_values) if open_values else params
 
 
 def _of(value: float | None) -> float:

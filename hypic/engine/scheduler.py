@@ -13,9 +13,9 @@ from itertools import islice
 
 from hypic.engine.admission import Admission
 from hypic.engine.plan import Mark
-from hypic.engine.pool import Need
 from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.work import EncodeRun, RequestRun, SnapshotTaken, Work
 from hypic.errors import HypicError, StoreFull
 
@@ -270,7 +270,8 @@ class Scheduler:
         held = request.held
         assert held is not None, "a request finishes while it runs"
         if request.done > request.last_mark and request.prompt.policy.reuse != "none":
-            digest = request.prompt.digest_after(request.head(request.done)[len(request.prompt.ids) :])
+            num_generated = max(0, request.done - len(request.prompt.ids))
+            digest = request.prompt.digest_after(request.generated[:num_generated])
             kept = self.admission.snapshot(request, digest, request.done, held.state_slot)
             held.state_slot = 0
             self.store.put(kept)

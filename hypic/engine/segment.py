@@ -9,7 +9,10 @@ full-attention layer unrotated K and V (pages). A *snapshot* holds a prompt's he
 from __future__ import annotations
 
 import hashlib
+import struct
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +39,20 @@ class Identity:
 
     def key(self, ids: tuple[int, ...], seam: int, namespace: str | None, deterministic: bool) -> bytes:
         """SHA-256 over canonical bytes; position, names and claims of clients never enter."""
-        parts = (str(FORMAT_VERSION), self.fingerprint, self.dtype, self.storage, self.adapter, str(seam))
-        digest = hashlib.sha256()
         path = f"{deterministic}:{self.path}" if deterministic else str(deterministic)
-        for part in (*parts, path, "none" if namespace is None else f"some:{namespace}"):
-            digest.update(len(part.encode()).to_bytes(8, "little") + part.encode())
-        digest.update(np.asarray(ids, dtype="<i8").tobytes())
-        return digest.digest()
+        parts = (self.fingerprint, self.dtype, self.storage, self.adapter, str(seam), path)
+        digest = _begun((*parts, "none" if namespace is None else f"some:{namespace}")).copy()
+        digest.update(struct.pack(f"<{len(ids)}q", *ids))
+        return bytes(digest.digest())
+
+
+@lru_cache(maxsize=256)
+def _begun(parts: tuple[str, ...]) -> Any:
+    """The digest before token ids."""
+    digest = hashlib.sha256()
+    for part in (str(FORMAT_VERSION), *parts):
+        digest.update(len(part.encode()).to_bytes(8, "little") + part.encode())
+    return digest
 
 
 @dataclass(frozen=True)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
+from torch import Tensor
 
 from hypic.engine.segment import Slots
 
 
 class SlotTable:
-    """``flat [num_rows * max_context]``, int32; a request's keys lie from ``row * max_context`` on, by position."""
+    """``flat [num_rows * max_context + 1]``, int32; a request's keys lie from ``row * max_context`` on, by position.
+    The last place is spare: padding writes there."""
 
     def __init__(self, num_rows: int, max_context: int, device: torch.device) -> None:
-        self.max_context = max_context
-        self.flat = torch.zeros(
-            num_rows * max_context if device.type == "cuda" else 0, dtype=torch.int32, device=device
-        )
+        self.max_context, self.spare_place = max_context, num_rows * max_context
+        num_places = self.spare_place + 1 if device.type == "cuda" else 0
+        self.flat = torch.zeros(num_places, dtype=torch.int32, device=device)
         self._free = list(range(num_rows - 1, -1, -1))
-        self._sent = np.zeros(num_rows, dtype=np.int64)
+        self._num_sent = [0] * num_rows
 
     def take(self) -> int:
         """A row of which nothing was sent yet; there is one for every request that may run."""
         row = self._free.pop()
-        self._sent[row] = 0
+        self._num_sent[row] = 0
         return row
 
     def drop(self, row: int) -> None:
@@ -34,16 +32,18 @@ class SlotTable:
     def start(self, row: int) -> int:
         return row * self.max_context
 
-    def send(self, rows: Sequence[int], contexts: Sequence[Slots]) -> None:
-        """Bring rows up to their contexts; what was sent before does not change."""
-        places, values = [], []
-        for row, context in zip(rows, contexts, strict=True):
-            first, self._sent[row] = self._sent[row], max(self._sent[row], len(context))
-            if first < len(context):
-                places.append(np.arange(first, len(context)) + self.start(row))
-                values.append(context[first:])
-        if places:
-            both = torch.from_numpy(np.stack([np.concatenate(places), np.concatenate(values)]).astype(np.int64))
-            both = both.pin_memory() if self.flat.is_cuda else both  # a copy from other memory would be waited for
-            there, slots = both.to(self.flat.device, non_blocking=True).unbind(0)
-            self.flat.index_copy_(0, there, slots.int())
+    def send(self, row: int, context: Slots, num_own: int) -> None:
+        """Bring a row up to its context, whose last ``num_own`` slots the step itself writes (``write``); what was sent
+        before does not change."""
+        first, stop = self._num_sent[row], len(context) - num_own
+        self._num_sent[row] = max(first, len(context))
+        if first >= stop:
+            return
+        staged = torch.empty(stop - first, dtype=torch.int32, pin_memory=self.flat.is_cuda)
+        staged.numpy()[:] = context[first:stop]
+        start = self.start(row)
+        self.flat[start + first : start + stop].copy_(staged, non_blocking=True)
+
+    def write(self, places: Tensor, slots: Tensor) -> None:
+        """``slots [n]`` at ``places [n]`` of the table, as a part of a step."""
+        self.flat.index_copy_(0, places.long(), slots)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from hypic.engine.chain import Chain, RowLink
-from hypic.engine.pool import Need
 from hypic.engine.runner import Runner
+from hypic.engine.sizing import Need
 
 PROBE_TOKENS = 256
 

@@ -72,9 +72,18 @@ class Launch:
         constants = {name: values[name] for name in names if signature[name] == "constexpr"}
         aligned = [place for place, name in enumerate(names) if _is_aligned(signature[name], values[name])]
         attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
-        source = ASTSource(self.kernel, signature, constants, attributes)
+        source = _source_of(self.kernel)(self.kernel, signature, constants, attributes)
         target = GPUTarget("cuda", capability, 32)
         return triton.compile(source, target=target, options={"num_warps": self.num_warps})
+
+
+def _source_of(kernel: Any) -> Any:
+    """How a kernel is read: as Triton, or as Gluon, whose functions know it."""
+    if not getattr(kernel, "is_gluon", bool)():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def _signature(value: Any) -> str:

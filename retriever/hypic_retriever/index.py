@@ -121,10 +121,15 @@ class Index:
             return self._apply([dropping(known)], None)
 
     def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
-        """Removes the passages that match all of what is given, or all passages; how many.
+        """Removes the passages that match all of what is given; how many.
 
         ``source`` is a source or its file name, ``name`` an id, ``namespace`` what metadata holds under that word.
+
+        Raises:
+            RetrieverError: nothing is given, which would be every passage.
         """
+        if source is name is namespace is None:
+            raise RetrieverError("forget got no source=, name= or namespace=; say which passages to remove.")
 
         def is_meant(passage: Passage) -> bool:
             sources = (passage.source, PurePath(passage.source).name)

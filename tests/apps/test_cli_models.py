@@ -15,8 +15,8 @@ from hypic import LLM, Policy, Segment
 from hypic.checkpoints import describe, model_types, refused, token_counts
 from hypic.config import EngineConfig
 from hypic.engine.models import supported
-from hypic.engine.pool import Need
 from hypic.engine.runner import Runner
+from hypic.engine.sizing import Need
 from hypic.errors import CheckpointError, ConfigError
 from hypic_apps.cli.main import main
 from hypic_retriever import Splitter

@@ -13,7 +13,7 @@ from hypic.engine import inspect
 from hypic.engine.forget import forget
 from hypic.engine.store.texts import Wanted
 from tests.engine.harness import Answer, Bench, live, seg
-from tests.engine.test_tiers import Slow, always_load, disk_at, saved, slowed
+from tests.engine.tiers import Slow, always_load, disk_at, saved, slowed
 
 Make = Callable[..., Bench]
 SECRET = seg(90, 1, source="door.md")

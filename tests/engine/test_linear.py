@@ -244,7 +244,7 @@ def texts(*lengths: int | tuple[int, int]) -> list[Part]:
 def expected_of(layer: Bare, parts: Sequence[Part], faults: Faults = Faults()) -> tuple[Tensor, Tensor]:
     links = []
     for hidden, seam in parts:
-        q, k, v = layer.project(hidden).qkv.split(HEAD_DIM, dim=-1)
+        q, k, v = torch.nn.functional.silu(layer.project(hidden).qkv).split(HEAD_DIM, dim=-1)
         links.append(Tokens(q, k, v, seam))
     outputs, state = chain(RING, links, faults)
     return outputs * HEAD_DIM**0.5, state  # MiniMax's layer does not scale its queries

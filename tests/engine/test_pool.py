@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypic.engine.affine import Affine
-from hypic.engine.pool import AttentionShape, Layout, LinearShape, Need, Pool
+from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
+from hypic.engine.sizing import Need
 from hypic.errors import ConfigError
 
 F32 = torch.float32

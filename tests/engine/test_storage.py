@@ -15,7 +15,7 @@ from hypic.engine.pool import Pool
 from hypic.engine.storage import StorageForm, norms
 from hypic.errors import ConfigError
 from tests.engine.harness import POLICY, TOLERANCE, Bench, few_segments, live, relative, seg
-from tests.engine.test_tiers import always_load, disk_at, evicted, same_bits, saved, tiers_of
+from tests.engine.tiers import always_load, disk_at, evicted, same_bits, saved, tiers_of
 
 Make = Callable[..., Bench]
 BF16 = StorageForm(torch.bfloat16)

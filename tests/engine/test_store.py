@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from hypic.engine.pool import AttentionShape, Layout, LinearShape, Need, Pool
+from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
 from hypic.engine.segment import CachedSegment, Identity
+from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.eviction import Ranking
 from hypic.engine.store.history import History
@@ -238,6 +239,10 @@ def test_history_knows_why_a_key_is_new() -> None:
     plain, named = Segment("the text"), Segment("the text", name="n")
     assert history.reason(plain, ids, b"k", 8) == "first time"
     history.note(named, ids, b"k", 8)
+    assert history.reason(plain, ids, b"k", 8) == "evicted"
+    history.expired(b"k")
+    assert history.reason(plain, ids, b"k", 8) == "expired"
+    history.note(plain, ids, b"k", 8)
     assert history.reason(plain, ids, b"k", 8) == "evicted"
     assert history.reason(plain, ids, b"l", 4) == "other seam"
     assert history.reason(Segment("the text", namespace="t"), ids, b"m", 8) == "other namespace"

@@ -25,7 +25,7 @@ def test_out_of_memory_while_encoding_ends(
     def full(self: Runner, chains: Any) -> Any:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(Runner, "run", full)
+    monkeypatch.setattr(Runner, "launch", full)
     answer = bench.add([seg(300, 1), live(5, 2)], warm=warm)
     for _ in range(20):
         bench.step()

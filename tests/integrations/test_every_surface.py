@@ -79,8 +79,9 @@ def llm(folder: str) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def places(folder: str, llm: LLM) -> Iterator[Mapping[str, Place]]:
     with serve(folder, "--dtype", "float64") as process, RemoteEngine(process.url) as remote:
-        here = {name: Place(make(llm), llm.forget) for name, make in HERE.items()}
-        yield here | {name: Place(make(process.url), remote.forget) for name, make in THERE.items()}
+        here = {name: Place(make(llm), functools.partial(llm.forget, everything=True)) for name, make in HERE.items()}
+        empty = functools.partial(remote.forget, everything=True)
+        yield here | {name: Place(make(process.url), empty) for name, make in THERE.items()}
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def raw(llm: LLM) -> Callable[[tuple[Segment, ...]], Said]:
 
     @functools.cache
     def ask(documents: tuple[Segment, ...]) -> Said:
-        llm.forget()
+        llm.forget(everything=True)
         return surfaces.engine(llm)(asked(documents))
 
     return ask
@@ -110,7 +111,7 @@ def raw(llm: LLM) -> Callable[[tuple[Segment, ...]], Said]:
 @pytest.fixture(scope="module")
 def orders(llm: LLM) -> list[Said]:
     """The same documents in one order, the other, and the first again, with the engine itself."""
-    llm.forget()
+    llm.forget(everything=True)
     return in_two_orders(surfaces.engine(llm))
 
 
@@ -121,7 +122,7 @@ def in_two_orders(ask: Ask) -> list[Said]:
 @pytest.fixture(scope="module")
 def conversation(llm: LLM) -> list[Said]:
     """Two turns with the engine itself, with nothing cached."""
-    llm.forget()
+    llm.forget(everything=True)
     return converse(surfaces.engine(llm))
 
 

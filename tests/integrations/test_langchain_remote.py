@@ -55,7 +55,7 @@ def server(folder: str) -> Iterator[Process]:
 @pytest.fixture
 def remote(server: Process) -> Iterator[Any]:
     """What a server is told of: address and key, nothing else; it holds nothing when the test begins."""
-    RemoteEngine(server.url, api_key=ADMIN).forget()
+    RemoteEngine(server.url, api_key=ADMIN).forget(everything=True)
     chat = ChatHypic(base_url=server.url, api_key=KEY, **OPTIONS)
     yield chat
     chat.close()
@@ -133,7 +133,7 @@ def test_the_string_model(remote: Any, local: Any, server: Process, template: bo
     prompt = Prompt([Segment(page, name=f"p{n}") for n, page in enumerate(PAGES)], "Who?")
     there = HypicLLM(base_url=server.url, api_key=KEY, template=template, **OPTIONS)
     here = HypicLLM(model=local.model, settings=local.settings, template=template, **OPTIONS)
-    local.get_engine().forget()
+    local.get_engine().forget(everything=True)
     cold = [llm.generate_prompt([llm._convert_input(prompt)]).generations[0][0] for llm in (here, there)]
     assert cold[0].text == cold[1].text
     assert told(cold[0].generation_info or {}) == told(cold[1].generation_info or {})

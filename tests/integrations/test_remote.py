@@ -96,7 +96,7 @@ def test_it_is_a_text_engine(remote: RemoteEngine) -> None:
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=IDS)
 def test_it_says_what_the_engine_says(prompt: Any, llm: LLM, remote: RemoteEngine) -> None:
-    llm.forget()
+    llm.forget(everything=True)
     llm.generate(prompt, SAMPLING)
     expected = llm.generate(prompt, SAMPLING)
     pieces = list(remote.stream(prompt, SAMPLING))
@@ -142,7 +142,9 @@ def test_warm_forget_and_tokens(llm: LLM, remote: RemoteEngine) -> None:
     assert remote.forget(source="w.md").num_entries >= 1 and remote.forget(name="nobody") == Forgotten()
     assert remote.tokenize(MILL) == llm.tokenize(MILL) and remote.count_tokens(MILL) == llm.count_tokens(MILL)
     remote.warm(SEGMENTS[:1], policy=Policy(min_segment_tokens=0))
-    assert remote.forget().num_cached > 0 and llm.stats()["store"]["num_entries"] == 0
+    with pytest.raises(ConfigError, match="everything=True"):
+        remote.forget()
+    assert remote.forget(everything=True).num_cached > 0 and llm.stats()["store"]["num_entries"] == 0
 
 
 def test_a_namespace_of_its_own(root: str) -> None:
@@ -191,7 +193,7 @@ def test_keys(llm: LLM) -> None:
             with pytest.raises(ConfigError, match="API key"):
                 list(RemoteEngine(root, api_key=key).stream("Hi"))
         with pytest.raises(ConfigError, match="admin key"):
-            RemoteEngine(root, api_key="alpha").forget()
+            RemoteEngine(root, api_key="alpha").forget(everything=True)
 
 
 def test_another_model(root: str) -> None:

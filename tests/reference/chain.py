@@ -22,10 +22,18 @@ class Live:
 
 @dataclass(frozen=True)
 class SegmentLink:
-    """A segment: its first ``seam`` tokens run in context, the rest is cached. Not longer than that: all live."""
+    """A segment: its first ``seam`` tokens run in context, the rest is cached. Not longer than that: all live.
+
+    ``cached`` says instead which tokens are, as ``(start, stop)`` in order; all others run in context.
+    """
 
     ids: Sequence[int]
     seam: int = 8
+    cached: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def interiors(self) -> tuple[tuple[int, int], ...]:
+        return ((self.seam, len(self.ids)),) if self.cached is None else self.cached
 
 
 @dataclass(frozen=True)

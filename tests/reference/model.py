@@ -79,14 +79,18 @@ class Reference:
         position = 0
         for link in links:
             ids = tuple(link.ids)
-            seam = link.seam if isinstance(link, SegmentLink) else len(ids)
-            if ids[:seam]:
-                chain.append(Row(ids[:seam], position))
-            if ids[seam:]:
-                start = min(max(seam + shift, 0), len(ids))
-                key = (ids, start)
-                entries[key] = entries.get(key) or self.encode(ids, start)
-                chain.append(Interior(entries[key], position))
+            done = 0
+            for start, stop in link.interiors if isinstance(link, SegmentLink) else ():
+                if ids[done:start]:
+                    chain.append(Row(ids[done:start], position + done))
+                if ids[start:stop]:
+                    first = min(max(start + shift, 0), stop)
+                    key = (ids[:stop], first)
+                    entries[key] = entries.get(key) or self.encode(ids[:stop], first)
+                    chain.append(Interior(entries[key], position))
+                done = max(done, stop)
+            if ids[done:]:
+                chain.append(Row(ids[done:], position + done))
             position += len(ids)
         return chain
 

@@ -7,17 +7,21 @@ request's K and V lie in a cache because another request reads them too.
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from hypic.engine.engine import Engine
+from hypic.engine.engine import Engine, Task
 from hypic.engine.plan import Piece
-from hypic_apps.bench import driving, floors
+from hypic_apps.bench import driving, floors, profile
 from hypic_apps.bench.geometries import geometry
 from hypic_apps.bench.options import add_common, is_small, note, numbers, shown, with_defaults
-from hypic_apps.bench.records import about, device_of_settings, number, percentile, table
+from hypic_apps.bench.records import about, device_of_settings, number, percentile, table, write
 from hypic_apps.bench.session import Session, session
 from hypic_apps.cli.errors import CommandError
 from hypic_apps.cli.options import engine_settings
@@ -32,6 +36,7 @@ DETAILS = """Contexts are made up, so that no prefill is needed: one token a req
 is measured, against the bytes that a step must read and write."""
 HEADS = ("batch", "context", "step ms", "p90", "tokens/s", "bandwidth floor ms", "of the limit", "steps")
 TAIL_TOKENS = 8
+PROFILED_TOKENS = 5
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -43,6 +48,7 @@ def add(commands: Subparsers[Parser]) -> None:
                         help="tokens of context (default: 16384; small models 1024)")  # fmt: skip
     parser.add_argument("--steps", type=positive, default=32, metavar="N", help="steps measured (default: 32)")
     parser.add_argument("--warmup", type=positive, default=4, metavar="N", help="steps not counted (default: 4)")
+    parser.add_argument("--profile", metavar="FILE", help="write where the time of a few steps of each batch goes")
     add_common(parser)
     parser.set_defaults(run=run)
 
@@ -54,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
     limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     contexts = args.context or [1024 if is_small(device, made) else 16384]
     longest = max(contexts) + TAIL_TOKENS + args.steps + args.warmup + 16
-    # No segment is cached here: nearly all of the memory is for K and V.
+    # A context is as long as a segment would have to be for this split of memory.
     settings = with_defaults(
-        settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=64 * longest
+        settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=longest
     )
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
@@ -64,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
             measure(built, batch, context, args.steps, args.warmup, limits) | {"geometry": made.name}
             for context in contexts for batch in args.batch
         ]  # fmt: skip
+        if args.profile:
+            write(Path(args.profile), "\n".join(_profile(built, batch, contexts[0]) for batch in args.batch))
     return shown(args, {**about("decode steps, beside the bandwidth limit"), "records": records}, text)
 
 
@@ -99,15 +107,40 @@ def measure(built: Session, batch: int, context: int, steps: int, warmup: int, l
 
 
 def _steps(engine: Engine, built: Session, batch: int, context: int, max_tokens: int) -> list[driving.Step]:
+    return driving.drive(engine, _made_up(engine, built, batch, context, max_tokens))
+
+
+def _made_up(engine: Engine, built: Session, batch: int, context: int, max_tokens: int, salt: str = "") -> list[Task]:
+    """Requests whose contexts have been made up."""
     policy, prompts = built.policy.with_(reuse="segments"), []
     vocab_size = int(engine.runner.model.embed_tokens.num_embeddings)  # type: ignore[attr-defined]
     for place in range(batch):
-        draw = random.Random(f"decode {place} {context}")
+        draw = random.Random(f"decode {place} {context}{salt}")
         head, tail = (tuple(draw.choices(range(vocab_size), k=k)) for k in (context, TAIL_TOKENS))
         prompts.append([Piece(head, ends_message=True), Piece(tail)])
     for place, pieces in enumerate(prompts):
         driving.make_up_context(engine, pieces, policy, seed=place)
-    return driving.drive(engine, driving.answer_tasks(prompts, policy, max_tokens, "decode"))
+    return driving.answer_tasks(prompts, policy, max_tokens, f"decode{salt}")
+
+
+def _profile(built: Session, batch: int, context: int) -> str:
+    """Tables of one short prefill and the steps after it, driven on the engine's own thread."""
+    note(f"profiling batch {batch}")
+
+    def requests() -> Iterator[Callable[[Engine], object]]:
+        for repeat in itertools.count():
+            built.forget()
+            tasks = built.call(partial(_made_up, built=built, batch=batch, context=context,
+                                       max_tokens=PROFILED_TOKENS, salt=f" {repeat}"))  # fmt: skip
+            built.synchronize()
+            yield partial(_driven, tasks)
+
+    head = f"batch {batch}, context {context}: {TAIL_TOKENS} tokens each, then {PROFILED_TOKENS - 1} steps"
+    return f"{head}\n{profile.take(requests(), built.call, built.device)}"
+
+
+def _driven(tasks: Sequence[Task], engine: Engine) -> None:
+    driving.drive(engine, tasks)
 
 
 def text(result: dict[str, Any]) -> str:

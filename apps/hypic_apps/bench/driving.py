@@ -16,8 +16,8 @@ import torch
 from hypic.engine import plan
 from hypic.engine.engine import Engine, Task
 from hypic.engine.plan import Piece
-from hypic.engine.pool import Need
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.errors import HypicError, StoreFull
 from hypic.types import Policy, SamplingParams
 

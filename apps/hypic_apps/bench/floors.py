@@ -106,14 +106,27 @@ def load_of(arm: str, shape: Shape, policy: Policy, layout: Layout) -> Load:
     if arm in ("full", "prefix", "transformers"):
         cached = shape.head_tokens if arm == "prefix" else 0
         return Load(total - cached, (total**2 - cached**2) / 2, total - cached)
-    seam, length, many = policy.seam, shape.segment_tokens, shape.num_segments
-    rows = many * seam + shape.head_tokens + shape.tail_tokens
-    seam_pairs = sum(seam * (shape.head_tokens + number * length + seam / 2) for number in range(many))
-    pairs = seam_pairs + shape.tail_tokens * (total - shape.tail_tokens / 2)
-    kept = many * (layout.state_bytes + layout.transition_bytes) + total * layout.token_bytes
+    length, many = shape.segment_tokens, shape.num_segments
+    origins = [shape.head_tokens + number * length for number in range(max(0, many - policy.live_last))]
+    found = policy.interiors(length)
+    warm = warm_load([(origin + a, origin + b) for origin in origins for a, b in found], total, layout)
     if arm == "cold":
-        return Load(rows + many * length, pairs + many * length**2 / 2, many * length + rows)
-    return Load(rows, pairs, shape.tail_tokens, kept)
+        # An entry is encoded from its segment's first token on.
+        num_encoded, pairs = (len(origins) * sum(stop**power for _, stop in found) for power in (1, 2))
+        num_tokens = warm.num_tokens + num_encoded
+        return Load(num_tokens, warm.num_pairs + pairs / 2, num_tokens)
+    return warm
+
+
+def warm_load(interiors: Sequence[tuple[int, int]], num_tokens: int, layout: Layout) -> Load:
+    """A prompt of ``num_tokens`` of which ``interiors`` are cached, as ``(start, stop)`` in order; the row behind the
+    last one is scanned. Without interiors: full recompute."""
+    starts, stops = [0, *(stop for _, stop in interiors)], [*(start for start, _ in interiors), num_tokens]
+    rows = [(start, stop) for start, stop in zip(starts, stops, strict=True)]
+    num_rows = sum(stop - start for start, stop in rows)
+    pairs = sum((stop**2 - start**2) / 2 for start, stop in rows)
+    kept = len(interiors) * (layout.state_bytes + layout.transition_bytes) + num_tokens * layout.token_bytes
+    return Load(num_rows, pairs, rows[-1][1] - rows[-1][0], float(kept) if interiors else 0.0)
 
 
 def decode_load(batch: int, context: int, layout: Layout) -> Load:

@@ -74,7 +74,7 @@ def measure(built: Session, shape: Shape, batches: Sequence[int]) -> dict[str, A
         _measured(built, prompts)  # compiles what is compiled
         found.append((batch, *_measured(built, prompts)))
     layout, pool = built.runner.pool.layout, built.runner.pool
-    rows = shape.num_segments * policy.seam + shape.tail_tokens
+    rows = shape.num_segments * (shape.segment_tokens - policy.num_cached(shape.segment_tokens)) + shape.tail_tokens
     return {
         "device": str(built.device),
         "num_segments": shape.num_segments,

@@ -66,7 +66,8 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--peer", action="append", choices=("transformers", "prefix"), default=[],
                         help="measure a peer in the same run; may be repeated")  # fmt: skip
     parser.add_argument("--profile", metavar="FILE", help="write where the time of one request goes")
-    parser.add_argument("--profile-arm", choices=ARMS, default="warm", help="the arm of --profile (default: warm)")
+    parser.add_argument("--profile-arm", type=choices(ARMS), default=["warm"], metavar="A,B",
+                        help=f"the arms of --profile, of {','.join(ARMS)} (default: warm)")  # fmt: skip
     parser.add_argument("--plot", metavar="FILE", help="draw TTFT against the number and the length of segments")
     add_common(parser)
     parser.set_defaults(run=run)
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         _add_peer(told, shapes, measured)
         records = [r for cell in measured for r in ttft.records(built, cell, limits, made.name)]
         if args.profile:
-            _profile(built, shapes[0], args.profile_arm, Path(args.profile))
+            write(Path(args.profile), "\n".join(_profile(built, shapes[0], arm) for arm in args.profile_arm))
         build_s = built.build_s
     result = {
         **about("time to first token in milliseconds, by arm and shape of prompt"),
@@ -130,8 +131,8 @@ def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tup
         raise InputError(f"every prompt is longer than {args.max_prompt_tokens} tokens; raise --max-prompt-tokens.")
     left_out = [f"{shape.num_segments} x {shape.segment_tokens}" for shape in grid if shape not in fitting]
     policy = EngineConfig.of(**engine_settings(args)).policy
-    shortest = max(policy.shortest, policy.seam + 1)
-    if min(lengths) < shortest:
+    shortest = max(policy.shortest, policy.seam + policy.tail_seam + 1)
+    if not policy.with_(reuse="segments").interiors(min(lengths)):
         raise InputError(f"segments of {min(lengths)} tokens are run live; pass {shortest} or more.")
     for text in left_out:
         note(f"left out as too long: {text}")
@@ -177,12 +178,8 @@ def _add_peer(told: Told | None, shapes: Sequence[Shape], measured: Sequence[Cel
             cell.ttft_s[ttft.PEER] = list(by_shape[cell.shape])
 
 
-def _profile(built: Session, shape: Shape, arm: str, path: Path) -> None:
-    """Requests of an arm, prepared as when they are measured, driven on the engine's own thread.
-
-    Raises:
-        CommandError: the file cannot be written.
-    """
+def _profile(built: Session, shape: Shape, arm: str) -> str:
+    """Requests of an arm, prepared as when they are measured, driven on the engine's own thread; their tables."""
     note(f"profiling {arm}")
 
     def requests() -> Iterator[Callable[[Engine], object]]:
@@ -193,14 +190,14 @@ def _profile(built: Session, shape: Shape, arm: str, path: Path) -> None:
             yield partial(_drive, pieces, policy, f"profiled-{repeat}")
 
     head = f"{arm}, {shape.num_segments} x {shape.segment_tokens} + {shape.tail_tokens} tokens"
-    write(path, f"{head}\n{profile.take(requests(), built.call, built.device)}")
+    return f"{head}\n{profile.take(requests(), built.call, built.device)}"
 
 
 def _drive(pieces: Sequence[Piece], policy: Policy, id: str, engine: Engine) -> None:
-    """One request on the engine's own thread, to its first token."""
-    engine.add(Task(id, pieces, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), policy))
-    while engine.has_work:
-        engine.step()
+    """One request on the engine's own thread, to its first token; its second one is left."""
+    engine.add(Task(id, pieces, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True), policy))
+    while all(emission.id != id for emission in engine.step()):
+        pass
 
 
 def text(result: dict[str, Any]) -> str:

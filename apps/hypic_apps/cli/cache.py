@@ -196,7 +196,7 @@ def _remote(args: argparse.Namespace) -> dict[str, Any]:
     labels = {"source": args.source, "name": args.name, "namespace": args.namespace}
     with RemoteEngine(args.url, api_key=args.api_key) as engine:
         if args.action in ("forget", "clear"):
-            return asdict(engine.forget(**(labels if args.action == "forget" else {})))
+            return asdict(engine.forget(**labels) if args.action == "forget" else engine.forget(everything=True))
         rows = [asdict(entry) for entry in engine.entries()]
     if args.action == "ls":
         return {"entries": rows, "damaged": []}

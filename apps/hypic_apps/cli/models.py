@@ -123,14 +123,14 @@ def _count(
     policy, files = Policy(), read_all(paths)
     passages = [passage.text for file in files for passage in Splitter().split(file.text, file.name)]
     counts = token_counts(model, list(dict.fromkeys(passages)))
-    cached = [count for count in counts if count >= policy.shortest]
+    cached = [count for count in counts if policy.interiors(count)]
     return {
         "num_files": len(files),
         "num_passages": len(counts),
         "num_tokens": sum(counts),
         "num_segments": len(cached),
         "num_live": len(counts) - len(cached),
-        "segment_bytes": sum(info.segment_bytes(count, policy.seam) for count in cached),
+        "segment_bytes": sum(info.segment_bytes(count, policy) for count in cached),
         "memory_bytes": info.memory_for(cached, next(iter(configs.values()))),
         "fits": {budget: asdict(info.fit(cached, config)) for budget, config in configs.items()},
     }

@@ -38,6 +38,10 @@ HELP: Mapping[str, str] = {
     "min_segment_tokens": "shorter segments are run live; by default four seams",
     "compose": "how a segment's state is carried on; all but transition are ablations",
     "rotate": "move cached keys to their positions; without is an ablation",
+    "tail_seam": "tokens at a segment's end that are run in context too",
+    "seam_share": "least share of a segment that its head seam takes",
+    "seam_every": "a further seam every so many tokens of a segment; 0: none",
+    "live_last": "how many of the prompt's last segments are run live",
     "deterministic": "results that do not depend on the batch",
 }
 
@@ -87,4 +91,6 @@ def _reading(hint: Any) -> dict[str, Any]:
     kinds = {kind for kind in get_args(hint) if kind is not type(None)} if isinstance(hint, UnionType) else {hint}
     if kinds == {int}:
         return {"type": int, "metavar": "N"}
+    if kinds == {float}:
+        return {"type": float, "metavar": "SHARE"}
     return {"type": size_or_share, "metavar": "SIZE"} if len(kinds) > 1 else {"metavar": "VALUE"}

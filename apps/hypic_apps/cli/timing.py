@@ -110,7 +110,7 @@ def token_ids(llm: LLM, case: Case) -> list[int]:
 
 def _fresh(llm: LLM, case: Case, policy: Policy, warm: Sequence[Segment] = ()) -> Run:
     """One request on an emptied store."""
-    llm.forget()
+    llm.forget(everything=True)
     if warm:
         llm.warm(warm, policy=policy)
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)

@@ -256,7 +256,7 @@ def _rehearse(model: Loaded, work: Work, done: Done, console: Console) -> None:
     some = missing[:: max(1, len(missing) // SAMPLE)][:SAMPLE]
     if some:
         model.llm.warm([segment for segment, _ in some[:1]])  # the first one takes longer than all others
-        model.llm.forget()
+        model.llm.forget(everything=True)
         began = time.perf_counter()
         model.llm.warm([segment for segment, _ in some])
         share = sum(num_bytes for _, num_bytes in some) / work.missing_bytes

@@ -6,12 +6,13 @@ Segments of fewer than 32 tokens run live in every arm, as by default, so that a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypic.types import Kind, Policy, Prompt, Segment
 from hypic_apps.eval.items import Item
 
 SHORTEST = 32
+CONTEXT_WORDS = 8
 FULL = "full"
 MAIN = "transition"  # the default policy; its exact match against full recompute is the comparison named in advance
 SEAMS = (0, 4, 8, 16, 32)
@@ -67,21 +68,41 @@ def question_first(item: Item, system: str) -> Prompt:
     return Prompt([*_head(system), Segment(item.question, cache=False), *_segments(item)], item.question)
 
 
-def last_live(number: int) -> Build:
-    """The last ``number`` passages run in context."""
+def edges(seam: int) -> Build:
+    """A seam of ``seam`` tokens for the first and the last passage."""
 
     def build(item: Item, system: str) -> Prompt:
-        found, first = _segments(item), len(item.passages) - number
-        live = [Segment(s.text, kind=s.kind, cache=False) if n >= first else s for n, s in enumerate(found)]
-        return Prompt([*_head(system), *live], item.question)
+        found, ends = _segments(item), (0, len(item.passages) - 1)
+        wider = [replace(s, seam=seam) if n in ends else s for n, s in enumerate(found)]
+        return Prompt([*_head(system), *wider], item.question)
 
     return build
+
+
+def halves(item: Item, system: str) -> Prompt:
+    """Every passage as two segments, cut at a space near its middle: what shorter passages would give."""
+    parts = [replace(s, text=half) for s in _segments(item) for half in _cut(s.text)]
+    return Prompt([*_head(system), *parts], item.question)
+
+
+def _cut(text: str) -> tuple[str, ...]:
+    """The space stays with the second half, where it stands as live text in the place of glue."""
+    middle = text.find(" ", len(text) // 2)
+    return (text,) if middle < 0 else (text[:middle], text[middle:])
 
 
 def introduced(item: Item, system: str) -> Prompt:
     """A short live text before each passage."""
     parts = [part for s in _segments(item) for part in (Segment("Next passage:", cache=False), s)]
     return Prompt([*_head(system), *parts], item.question)
+
+
+def resumed(item: Item, system: str) -> Prompt:
+    """Before each passage, live, the first words of the passage before it."""
+    found = _segments(item)
+    heads = [Segment(" ".join(s.text.split()[:CONTEXT_WORDS]), cache=False) for s in found]
+    parts = [part for head, s in zip(heads, found[1:], strict=False) for part in (head, s)]
+    return Prompt([*_head(system), *found[:1], *parts], item.question)
 
 
 NONE = Policy(reuse="none")
@@ -101,10 +122,21 @@ _CORE = (
 # Ways to come closer to full recompute that cost something; each is also run in full where its prompt is another one.
 _KNOBS = (
     Arm("seam-64", CACHED.with_(seam=64), "a seam of 64", plain),
-    Arm("last-live-1", CACHED, "the last passage runs live", last_live(1)),
-    Arm("last-live-2", CACHED, "the last two passages run live", last_live(2)),
+    *(Arm(f"tail-{n}", CACHED.with_(tail_seam=n), f"the last {n} tokens of a segment too", plain) for n in (4, 8, 16)),
+    Arm("seam-4-tail-4", CACHED.with_(seam=4, tail_seam=4), "the eight tokens of the default, four at each end", plain),
+    Arm("seam-24-tail-8", CACHED.with_(seam=24, tail_seam=8), "a seam of 24, the last 8 too", plain),
+    Arm("share-25", CACHED.with_(seam_share=0.25), "a seam of a quarter of the segment", plain),
+    Arm("share-50", CACHED.with_(seam_share=0.5), "a seam of half the segment", plain),
+    Arm("every-32", CACHED.with_(seam_every=32), "a seam of 8 every 32 tokens", plain),
+    Arm("every-16", CACHED.with_(seam_every=16), "a seam of 8 every 16 tokens", plain),
+    *(Arm(f"last-live-{n}", CACHED.with_(live_last=n), f"the last {n} passages run live", plain) for n in (1, 2)),
+    Arm("edges-32", CACHED, "a seam of 32 for the first and the last passage", edges(32)),
+    Arm("halves", CACHED.with_(min_segment_tokens=16), "each passage as two segments", halves),
+    Arm("full-halves", NONE, "the same prompt in full", halves),
     Arm("introduced", CACHED, "a short live text before each passage", introduced),
     Arm("full-introduced", NONE, "the same prompt in full", introduced),
+    Arm("resumed", CACHED, "live, the first words of the passage before", resumed),
+    Arm("full-resumed", NONE, "the same prompt in full", resumed),
     Arm("question-first", CACHED, "the question before the passages too", question_first),
     Arm("full-question-first", NONE, "the same prompt in full", question_first),
 )

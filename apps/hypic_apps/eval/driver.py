@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,14 +15,15 @@ from torch import Tensor
 
 from hypic.checkpoints import BUNDLED, bundled
 from hypic.config import EngineConfig
-from hypic.engine import weights
+from hypic.engine import plan, weights
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
-from hypic.engine.plan import Piece
+from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import SampledToken, Sampler, SamplingState
+from hypic.engine.sampler import Choice, Sampler, SamplingState
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.work import Work
 from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams
+from hypic_apps.bench import floors
 
 
 @dataclass(frozen=True)
@@ -42,21 +44,20 @@ class Noting(Sampler):
         self.forced: dict[str, Sequence[int]] = {}
         self.rows: dict[str, list[Tensor]] = {}
 
-    def sample(self, logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
+    def choose(self, logits: Tensor, states: Sequence[SamplingState]) -> Choice:
         """As ``Sampler``; ``asked`` names the request of each row."""
         for id, row in zip(self.asked, logits.float().log_softmax(-1).cpu(), strict=True):
             self.rows.setdefault(id, []).append(row)
-        free = [number for number, id in enumerate(self.asked) if id not in self.forced]
-        chosen = iter(super().sample(logits[free], [states[number] for number in free]) if free else ())
-        return [
-            self._told(id, state) if id in self.forced else next(chosen)
-            for id, state in zip(self.asked, states, strict=True)
-        ]
+        choice = super().choose(logits, states)
+        ids = [self._told(id, state) for id, state in zip(self.asked, states, strict=True)]
+        if all(id is None for id in ids):
+            return choice
+        told = torch.tensor([-1 if id is None else id for id in ids], device=logits.device)
+        chosen, finite, *others = choice.tensors
+        return Choice(states, (torch.where(told < 0, chosen, told), finite | (told >= 0), *others))
 
-    def _told(self, id: str, state: SamplingState) -> SampledToken:
-        token = self.forced[id][len(state.generated_ids)]
-        state.append(token)
-        return SampledToken(token)
+    def _told(self, id: str, state: SamplingState) -> int | None:
+        return self.forced[id][len(state.generated_ids)] if id in self.forced else None
 
 
 class Driven(Engine):
@@ -65,8 +66,11 @@ class Driven(Engine):
     noting: Noting
     watch_step: Callable[[Work], None] | None = None
 
-    def settle(self, work: Work, result: StepResult) -> list[Emission]:
+    def choose(self, work: Work, logits: Tensor) -> Choice:
         self.noting.asked = [run.request.id for run in work.requests if run.chain.wants_logits]
+        return super().choose(work, logits)
+
+    def settle(self, work: Work, result: StepResult) -> list[Emission]:
         if self.watch_step is not None:
             self.watch_step(work)
         return super().settle(work, result)
@@ -130,11 +134,34 @@ class Subject:
         found = self._drive()
         return [self._reply(id, found[id]) for id in ids]
 
-    def warm(self, prompt: Prompt, policy: Policy) -> None:
-        """Encodes the prompt's segments into an emptied store, and leaves no snapshot of it."""
+    def warm(self, prompt: Prompt, policy: Policy) -> int:
+        """Encodes the prompt's segments into an emptied store, and leaves no snapshot of it; tokens run for that."""
         self.forget()
-        self.engine.add(Task(f"item-{next(self._ids)}", self.pieces(prompt), policy=policy, warm=True))
-        self._drive()
+        id = f"item-{next(self._ids)}"
+        self.engine.add(Task(id, self._cached(prompt, policy), policy=policy, warm=True))
+        report = Completion.join(self._drive()[id]).report
+        assert report is not None, "a warmed prompt comes with its report"
+        return report.computed_tokens
+
+    def _cached(self, prompt: Prompt, policy: Policy) -> Sequence[Piece]:
+        """The prompt's pieces, without the segments that run live because they stand last."""
+        pieces = list(self.pieces(prompt))
+        live = [n for n, piece in enumerate(pieces) if piece.segment is not None]
+        for number in live[len(live) - policy.live_last :] if policy.live_last else ():
+            pieces[number] = replace(pieces[number], segment=None)
+        return pieces
+
+    def floor_s(self, prompt: Prompt, policy: Policy) -> float:
+        """Seconds to the first token, with all segments cached, that the device's limits allow at best."""
+        planned = plan.make(self.pieces(prompt), policy, self.runner.identity)
+        interiors = [(span.start, span.stop) for span in planned.spans if isinstance(span, Interior)]
+        load = floors.warm_load(interiors, len(planned.ids), self.runner.pool.layout)
+        return load.seconds(*self._limits)
+
+    @cached_property
+    def _limits(self) -> tuple[floors.Counts, floors.Limits]:
+        counts = floors.Counts.of(self.runner.model)
+        return counts, floors.measure(self.runner.pool.device, self.runner.pool.layout.dtype)
 
     def _drive(self) -> dict[str, list[Completion]]:
         found: dict[str, list[Completion]] = {}

@@ -30,7 +30,7 @@ QUALITY = (
     *("tool", "arguments", "rule"),
 )
 # Metrics whose marks are numbers; all others count items.
-MEANS = ("f1", "rouge_l", "fact_recall", "kl", "run_share")
+MEANS = ("f1", "rouge_l", "fact_recall", "kl", "run_share", "encoded_share", "cached_bytes", "floor_s")
 
 
 def marks(item: Item, text: str) -> dict[str, Mark]:

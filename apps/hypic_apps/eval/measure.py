@@ -147,15 +147,22 @@ def divergence(full: Tensor, other: Tensor) -> float:
 
 
 def _time(subject: Subject, item: Item, arm: Arm, system: str, found: Measured, number: int) -> None:
-    """Time to the first token with the segments encoded beforehand, and how many tokens were run for it."""
+    """Time to the first token with the segments encoded beforehand, and what that costs: tokens run for it and to
+    encode, bytes of the entries, and the least seconds that this device's limits allow for it."""
     prompt = arm.build(item, system)
     if prompt is None:
         return
-    subject.warm(prompt, arm.policy)
+    num_encoded = subject.warm(prompt, arm.policy)
     report = subject.ask([prompt], arm.policy, 1)[0].report
     found.seconds.setdefault(arm.name, []).append(report.times_s["ttft"])
-    share = {"run_share": (float(report.computed_tokens), float(report.prompt_tokens))}
-    found.add(arm.name, share, number - found.num_items)
+    num_tokens = float(report.prompt_tokens)
+    cost = {
+        "run_share": (float(report.computed_tokens), num_tokens),
+        "encoded_share": (float(num_encoded), num_tokens),
+        "cached_bytes": (float(sum(segment.num_bytes for segment in report.segments)), 1.0),
+        "floor_s": (subject.floor_s(prompt, arm.policy), 1.0),
+    }
+    found.add(arm.name, cost, number - found.num_items)
 
 
 def records(model: str, found: Measured) -> list[Record]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hypic_apps.eval.arms import ARMS
+from hypic_apps.eval.arms import ARMS, FULL
 from hypic_apps.eval.drift import DISTANCES, Drift
 from hypic_apps.eval.grading import PRIMARY
 from hypic_apps.eval.measure import Record
@@ -69,12 +69,20 @@ def apart(record: Record | None) -> Interval | None:
 
 
 def likeness(records: Sequence[Record]) -> list[str]:
-    """How like full recompute every arm is, over all sets, and what it runs: means of the sets' values."""
-    lines = _head("arm", ["same text", "same first token", "KL", "tokens run", "TTFT", "what it is"])
+    """How like full recompute every arm is, over all sets, and what it costs: means of the sets' values.
+
+    ``TTFT at best`` is what the device's limits allow, against what they allow for full recompute.
+    """
+    heads = ["same text", "same first token", "KL", "tokens run", "encoded once", "kept", "TTFT", "TTFT at best"]
+    lines, full_s = _head("arm", [*heads, "what it is"]), _mean(records, FULL, "floor_s")
     for arm in _names(records, "arm"):
         means = {name: _mean(records, arm, name) for name in ("agreement", "first_token", "kl", "run_share", "ttft_s")}
         cells = [_percent(means["agreement"]), _percent(means["first_token"]), _small(means["kl"])]
-        cells += [_percent(means["run_share"]), "" if means["ttft_s"] is None else f"{1000 * means['ttft_s']:.0f} ms"]
+        kept, floor_s = (_mean(records, arm, name) for name in ("cached_bytes", "floor_s"))
+        cells += [_percent(means["run_share"]), _percent(_mean(records, arm, "encoded_share"))]
+        cells += ["" if kept is None else f"{kept / 2**20:.1f} MiB"]
+        cells += ["" if means["ttft_s"] is None else f"{1000 * means['ttft_s']:.0f} ms"]
+        cells += ["" if not full_s or floor_s is None else _percent(floor_s / full_s)]
         lines.append(f"| {arm} | {' | '.join(cells)} | {ARMS[arm].note if arm in ARMS else ''} |")
     return lines
 

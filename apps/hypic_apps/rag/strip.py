@@ -14,13 +14,13 @@ EXCERPT_CHARS = 160
 def strip(pieces: Sequence[tuple[int, Segment | None]], report: CacheReport | None, has_turns: bool) -> list[Any]:
     """Objects for the pieces of a prompt, given as tokens and segment; without a report all is pending."""
     reports: Iterator[SegmentReport | None] = iter(report.segments if report is not None else ())
-    seam, last = (report.policy.seam if report is not None else 0), len(pieces) - 1
+    last = len(pieces) - 1
     shown = []
     for number, (num_tokens, segment) in enumerate(pieces):
         if segment is None:
             shown.append(_live(num_tokens, number == 0, number == last, has_turns))
         else:
-            shown.append(_segment(num_tokens, segment, next(reports, None), seam))
+            shown.append(_segment(num_tokens, segment, next(reports, None), report))
     return shown
 
 
@@ -33,7 +33,7 @@ def pieces_of(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[int, Se
 def counts(report: CacheReport) -> dict[str, Any]:
     """The numbers of a report. ``head_tokens`` came from an exact head of the prompt, not from segments."""
     hits = [segment for segment in report.segments if segment.outcome == "hit"]
-    interiors = sum(segment.num_tokens - report.policy.seam for segment in hits)
+    interiors = sum(report.policy.num_cached(segment.num_tokens) for segment in hits)
     return {
         "prompt_tokens": report.prompt_tokens,
         "computed_tokens": report.computed_tokens,
@@ -55,14 +55,19 @@ def _live(num_tokens: int, is_first: bool, is_last: bool, has_turns: bool) -> di
     return {"outcome": "live", "label": label, "source": "", "tokens": num_tokens, "seam": 0, "reason": "live text"}
 
 
-def _segment(num_tokens: int, segment: Segment, told: SegmentReport | None, seam: int) -> dict[str, Any]:
+def _segment(
+    num_tokens: int, segment: Segment, told: SegmentReport | None, report: CacheReport | None
+) -> dict[str, Any]:
     outcome = "pending" if told is None else told.outcome
+    num_rows = 0
+    if report is not None and outcome in ("hit", "encoded"):
+        num_rows = num_tokens - report.policy.num_cached(num_tokens, segment.seam)
     return {
         "outcome": outcome,
         "label": segment.name or "passage",
         "source": segment.source or "",
         "tokens": num_tokens,
-        "seam": seam if outcome in ("hit", "encoded") else 0,
+        "seam": num_rows,
         "reason": "" if told is None else told.reason,
         "excerpt": segment.text[:EXCERPT_CHARS],
     }

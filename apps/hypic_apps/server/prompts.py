@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hypic.registry import POLICY_NAME, Registry
@@ -190,7 +190,7 @@ def _live(text: str, namespace: str | None) -> Segment:
 
 def _as_document(segment: Segment) -> Segment:
     kind = "document" if segment.kind == "system" else segment.kind
-    return Segment(segment.text, kind, segment.name, segment.source, segment.namespace, segment.cache)
+    return replace(segment, kind=kind)
 
 
 def _with_arguments(call: Any) -> Any:

@@ -40,6 +40,7 @@ class SegmentIn(BaseModel):
     namespace: str | None = None
     cache: bool | None = None
     ttl_s: float | None = None
+    seam: int | None = None
 
 
 class HypicOptions(BaseModel):
@@ -59,6 +60,10 @@ class HypicOptions(BaseModel):
     compose: str | None = None
     rotate: bool | None = None
     deterministic: bool | None = None
+    tail_seam: int | None = None
+    seam_share: float | None = None
+    seam_every: int | None = None
+    live_last: int | None = None
     split_flat: bool = True
     parse: Literal["all", "reasoning", "none"] = "all"
     return_tokens: bool = False

@@ -67,7 +67,7 @@ async def forget(
     """Forgets the texts that have all of the given labels: what is cached of them, and that they are known."""
     service = service_of(request)
     labels = _labels(name, source, namespace, everything, "forget")
-    forgotten = await asyncio.to_thread(partial(service.engine.forget, **labels))
+    forgotten = await asyncio.to_thread(partial(service.engine.forget, **labels, everything=everything))
     service.catalogue.drop(service.catalogue.matching(**labels))
     counts = {"num_forgotten": forgotten.num_entries, **asdict(forgotten)}
     return {"object": "hypic.segments.deleted", "deleted": True, **counts}

@@ -68,5 +68,5 @@ def _answers(llm: LLM, items: Sequence[Item], policy: Policy) -> list[str]:
     sampling, out = SamplingParams(max_tokens=48, temperature=0.0), []
     for item in items:
         out.append(llm.generate(prompt(item), sampling, policy=policy).text.strip())
-        llm.forget()
+        llm.forget(everything=True)
     return out

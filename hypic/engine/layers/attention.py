@@ -44,6 +44,11 @@ class HeadShape:
     def kept(self) -> AttentionShape:
         return AttentionShape(self.num_kv_heads, self.head_dim, self.head_dim)
 
+    def paged(self, rotary_dim: int) -> tuple[paged.HeadDims, int]:
+        """Heads as kernels see them, and the number of key heads."""
+        group = self.num_heads // self.num_kv_heads
+        return paged.HeadDims(group, self.head_dim, self.head_dim, rotary_dim), self.num_kv_heads
+
 
 @dataclass(frozen=True)
 class Turns:

@@ -16,6 +16,7 @@ from hypic.engine.layers.mla import LatentAttention
 from hypic.engine.layers.moe import Experts
 from hypic.engine.layers.rotary import Angles, Rotary
 from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
+from hypic_kernels.attention import HeadDims
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,13 @@ class Decoder(nn.Module):
         """Whether all full attention, if there is any, is of the kind that kernels read through pages."""
         attending = [mixer for mixer in self.mixers() if isinstance(mixer.kept, AttentionShape)]
         return all(isinstance(mixer, Attention | LatentAttention) for mixer in attending)
+
+    @property
+    def heads(self) -> list[tuple[HeadDims, int]]:
+        """What kernels must know of heads that they read through pages, and numbers of key heads; each kind once."""
+        rotary_dim = 0 if self.rotary is None else self.rotary.dim
+        attending = [mixer for mixer in self.mixers() if isinstance(mixer, Attention | LatentAttention)]
+        return list(dict.fromkeys(mixer.shape.paged(rotary_dim) for mixer in attending))
 
     @property
     def is_recordable(self) -> bool:

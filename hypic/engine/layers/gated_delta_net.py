@@ -114,7 +114,7 @@ class GatedDeltaNet(nn.Module):
     # -- by kernels --------------------------------------------------------------------------------------------------
 
     def lift_rows(
-        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None
     ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
         """See ``linear_kernels.FusedMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
@@ -127,7 +127,26 @@ class GatedDeltaNet(nn.Module):
 
         return Affine(maps.transition, maps.end_state), read
 
-    def step_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    def scan_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
+        """See ``linear_kernels.ScanningMixer``."""
+        slotted, states, rule = plan.slotted, pool.states[layer], self._rule
+        stored, num_k_heads = (pool.transitions[layer], states), self.shape.num_k_heads
+        dtype = projected.mixed.dtype
+        if slotted is None or not delta.can_scan(dtype, num_k_heads, plan.chunks, stored, states, rule=rule):
+            return None
+        q, k, v = self._convolved(projected, plan, pool, layer)
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        tokens = (q, k, v, projected.a, projected.b, plan.chunks)
+        delta.scan(
+            *tokens, slotted.chains, stored, states, out, rule=rule, norm=self._norm_of(projected), before=states,
+            final=states, final_slots=plan.final_slots,
+        )  # fmt: skip
+        states.index_copy_(0, slotted.copies_to, states.index_select(0, slotted.copies_from))
+        return self._projected_back(out)
+
+    def step_rows(
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None
+    ) -> Tensor:
         """See ``linear_kernels.FusedMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
         slots = (pool.states[layer], plan.initial_slots, plan.final_slots)

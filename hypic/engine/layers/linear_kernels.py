@@ -16,6 +16,7 @@ from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.chunks import chunked
 from hypic.engine.layers.rotary import Angles, move
+from hypic.engine.linear import LinearFamily
 from hypic.engine.pool import Pool
 from hypic_kernels import compose
 
@@ -25,16 +26,30 @@ PRECISION: compose.Precision = "tf32x3"
 
 @runtime_checkable
 class FusedMixer(Protocol):
-    """A layer whose recurrence has kernels; from raw projections to outputs ``[N, hidden]``, states in float32."""
+    """A layer whose recurrence has kernels; from raw projections to outputs ``[N, hidden]``, states in float32.
+
+    ``angles`` are the tokens', in layers with rotary keys.
+    """
+
+    family: LinearFamily[Any]
 
     def lift_rows(
-        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int
+        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
     ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
         """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
         ...
 
-    def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None) -> Tensor:
         """One token a chain; the pool's states are moved on in place."""
+        ...
+
+
+@runtime_checkable
+class ScanningMixer(Protocol):
+    """A fused mixer that has, besides, one kernel for lift, scan and read together."""
+
+    def scan_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
+        """Outputs at once, states written to the pool; None where maps of chunks are wanted or the better way."""
         ...
 
 
@@ -45,18 +60,25 @@ def mix(
     plan = batch.kernels
     assert plan is not None, "the step was not planned for kernels"
     if isinstance(mixer, FusedMixer):
-        return _fused(mixer, projected, batch, plan, pool, layer)
+        return _fused(mixer, projected, batch, plan, pool, layer, angles, moves)
     projected = mixer.convolve(projected, batch, pool, layer)
     x = mixer.inputs(projected, angles)
     mixed = _step(mixer, x, plan, pool, layer) if batch.is_decode else _scan(mixer, x, plan, pool, layer, moves)
     return mixer.output(mixed, projected)  # type: ignore[no-any-return]
 
 
-def _fused(mixer: FusedMixer, projected: Any, batch: Batch, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+def _fused(
+    mixer: FusedMixer, projected: Any, batch: Batch, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None,
+    moves: Angles | None,
+) -> Tensor:  # fmt: skip
     if batch.is_decode:
-        return mixer.step_rows(projected, plan, pool, layer)
-    maps, read = mixer.lift_rows(projected, plan, pool, layer)
-    return read(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
+        return mixer.step_rows(projected, plan, pool, layer, angles)
+    if isinstance(mixer, ScanningMixer) and plan.folds is None:
+        outputs = mixer.scan_rows(projected, plan, pool, layer)
+        if outputs is not None:
+            return outputs
+    maps, read = mixer.lift_rows(projected, plan, pool, layer, angles)
+    return read(scan(maps, plan, pool, layer, moves, mixer.family.has_channel_gate)[: len(plan.chunks)])
 
 
 def _step(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
@@ -88,6 +110,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
         before=states[:num],
         final=states[num:],
         precision=PRECISION,
+        turns=None if moves is None or plan.gathers else compose.Turns(plan.element_turns, moves.cos, moves.sin),
     )
     stored.index_copy_(0, plan.write_slots, states.index_select(0, plan.write_places))
     return states
@@ -95,7 +118,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
 
 def _placed(plan: KernelPlan, pool: Pool, layer: int, moves: Angles | None, has_gate: bool) -> Affine:
     """Entries' maps as the chains name them: where they are stored, or gathered and moved to where they stand."""
-    if moves is None:
+    if moves is None or not plan.gathers:
         return Affine(pool.transitions[layer], pool.states[layer])
     gathered = pool.read_map(layer, plan.interior_states, plan.interior_transitions)
     moved = move(gathered, moves, has_channel_gate=has_gate)

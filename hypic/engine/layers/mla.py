@@ -48,6 +48,10 @@ class LatentShape:
     def kept(self) -> AttentionShape:
         return AttentionShape(1, self.rotary_dim, self.latent_size)
 
+    def paged(self, rotary_dim: int) -> tuple[paged.HeadDims, int]:
+        """Heads as kernels see them, which all share one latent."""
+        return paged.HeadDims(self.num_heads, self.rotary_dim, self.latent_size, rotary_dim, is_latent=True), 1
+
     @property
     def scale(self) -> float:
         return float((self.key_dim + self.rotary_dim) ** -0.5)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hypic.engine.layers.mlp import SwiGLU, gated
-from hypic.engine.layers.norm import upcast
+from hypic.engine.layers.norm import by_kernel, upcast
 from hypic_kernels import experts as kernels
 
 GroupedProduct = Callable[..., Tensor]
@@ -25,6 +25,13 @@ def grouped_product() -> GroupedProduct | None:
     """torch's product of runs of rows with one matrix each, under the name this torch has for it."""
     found: GroupedProduct | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
     return found
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.T`` in at least fp32, ``[N, E]``; 16-bit operands are multiplied as they are."""
+    if x.is_cuda and x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(x, weight.mT, out_dtype=torch.float32)
+    return F.linear(upcast(x), upcast(weight))
 
 
 class Experts(nn.Module):
@@ -131,7 +138,7 @@ class SoftmaxRouter(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x [N, hidden]`` -> weights and experts ``[N, k]``, weights at least fp32."""
         logits = F.linear(x, self.weight)
-        if x.is_cuda:
+        if by_kernel(x):
             return kernels.route(logits, self.top_k, renormalise=self.renormalise)
         weights, chosen = upcast(logits).softmax(dim=-1).topk(self.top_k, dim=-1)
         return (weights / weights.sum(dim=-1, keepdim=True) if self.renormalise else weights), chosen
@@ -165,6 +172,8 @@ class SigmoidRouter(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x [N, hidden]`` -> weights and experts ``[N, k]``, weights at least fp32."""
+        if by_kernel(x):
+            return self._by_kernel(wide_product(x, self.weight))
         scores = F.linear(upcast(x), upcast(self.weight)).sigmoid()
         biased = scores if self.expert_bias is None else scores + upcast(self.expert_bias)
         chosen = self._allowed(biased).topk(self.top_k, dim=-1).indices
@@ -172,6 +181,17 @@ class SigmoidRouter(nn.Module):
         if self.renormalise:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
         return weights * self.scale, chosen
+
+    def _by_kernel(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return kernels.route_groups(
+            logits,
+            self.top_k,
+            bias=self.expert_bias,
+            num_groups=self.num_groups,
+            top_groups=self.top_groups,
+            scale=self.scale,
+            renormalise=self.renormalise,
+        )
 
     def _allowed(self, biased: Tensor) -> Tensor:
         """``[N, E]`` with the groups that were not chosen at minus infinity."""

@@ -41,8 +41,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if by_kernel(x):
-            rows = x.reshape(-1, x.shape[-1])
-            return self._by_kernel(rows, None)[0].view(x.shape)
+            if x.ndim == 3:
+                return self._of_heads(x)
+            return self._by_kernel(x.reshape(-1, x.shape[-1]), None)[0].view(x.shape)
         weight = upcast(self.weight)
         return (rms(x, self.eps) * (1.0 + weight if self.zero_centred else weight)).to(x.dtype)
 
@@ -52,6 +53,9 @@ class RMSNorm(nn.Module):
             return self._by_kernel(added, x)
         total = x + added
         return self(total), total
+
+    def _of_heads(self, x: Tensor) -> Tensor:
+        return pointwise.heads(x, weight=self.weight, eps=self.eps, is_zero_centred=self.zero_centred)
 
     def _by_kernel(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         return pointwise.add_rms_norm(x, residual, self.weight, eps=self.eps, is_zero_centred=self.zero_centred)
@@ -81,3 +85,10 @@ class GroupRMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         grouped = rms(x.reshape(*x.shape[:-1], self.num_groups, -1), self.eps)
         return (grouped.flatten(-2) * upcast(self.weight)).to(x.dtype)
+
+    def gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        """The norm of ``x [N, size]``, rounded to the type of ``gate [N, size]``, times ``sigmoid(gate)``."""
+        if by_kernel(x):
+            return pointwise.gated_group_norm(x, gate, self.weight, num_groups=self.num_groups, eps=self.eps)
+        normed: Tensor = self(x).to(gate.dtype)
+        return normed * gate.sigmoid()

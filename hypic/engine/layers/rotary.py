@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from hypic.engine.affine import Affine
+from hypic.engine.layers.norm import by_kernel
 from hypic.errors import UnsupportedModel
+from hypic_kernels import pointwise
 
 MOVES_NO_GATE = (
     "linear layers with rotary keys and a gate per channel (GLA, KDA) are not supported: such a gate does not commute "
@@ -125,6 +127,8 @@ class Rotary(nn.Module):
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
     """Rotate ``x [N, H, D]`` by one angle set per ``N``, in the angles' type; the result has ``x``'s."""
+    if by_kernel(x) and x.stride(-1) == 1:
+        return pointwise.heads(x, cos=angles.cos, sin=angles.sin)
     half = angles.cos.shape[-1]
     cos, sin = angles.cos[:, None], angles.sin[:, None]
     first, second, rest = x[..., :half].to(cos.dtype), x[..., half : 2 * half].to(cos.dtype), x[..., 2 * half :]

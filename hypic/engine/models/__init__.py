@@ -21,6 +21,7 @@ from hypic.engine.models._families import ALIASES, BY_ARCHITECTURE, REFUSED
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.weights import Placements
 from hypic.errors import UnsupportedModel
+from hypic_kernels.attention import HeadDims
 
 
 class Model(Protocol):
@@ -35,6 +36,8 @@ class Model(Protocol):
     def layout(self) -> Layout: ...
     @property
     def is_paged(self) -> bool: ...
+    @property
+    def heads(self) -> Sequence[tuple[HeadDims, int]]: ...
     @property
     def is_recordable(self) -> bool: ...
     def map_weights(self, name: str) -> Placements: ...

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store.eviction import Ranking
 
 
@@ -52,7 +53,7 @@ class DeviceStore:
     def get(self, key: bytes, ids: tuple[int, ...]) -> CachedSegment | None:
         """The entry of ``key``, if its token ids are ``ids``; not pinned yet, and not counted."""
         entry = self.find(key)
-        return entry if entry is not None and entry.ids == ids else None
+        return entry if entry is not None and (entry.ids is ids or entry.ids == ids) else None
 
     def find(self, key: bytes) -> CachedSegment | None:
         """The entry of ``key``, whatever its tokens."""
@@ -163,8 +164,9 @@ class DeviceStore:
         self._idle[entry.key] = entry
         self._idle_bytes += entry.num_bytes
         self._idle_pages += len(entry.pages)
-        slots = {"states": 1, "transitions": 0 if entry.is_snapshot else 1}
-        sizes = {"bytes": entry.num_bytes, "pages": len(entry.pages), **slots}
+        sizes = {"pages": len(entry.pages), "states": 1, "transitions": 0 if entry.is_snapshot else 1}
+        if self.budget_bytes is not None:
+            sizes["bytes"] = entry.num_bytes
         for short, size in sizes.items():
             if size:
                 self._rankings[short].add(entry.key, 1 + entry.uses, entry.num_saved, size)

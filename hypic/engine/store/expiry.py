@@ -48,8 +48,10 @@ class Expiry:
 
         A namespace's own time runs from when the entry was made.
         """
-        is_new = not entry.labels
-        entry.labels.add(label_of(segment))
+        is_new, label = not entry.labels, label_of(segment)
+        if label in entry.labels and segment.ttl_s is None and entry.expires_s is None:
+            return
+        entry.labels.add(label)
         self.limit(entry, segment.ttl_s, self.ttl_s(segment.namespace) if is_new else None)
 
     def label_snapshot(

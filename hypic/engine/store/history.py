@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from hypic.engine.segment import Label, label_of
 from hypic.types import Segment
@@ -36,10 +35,12 @@ class History:
         # Names are a namespace's own: what another one calls so is nobody else's business.
         self._names: OrderedDict[Label, str] = OrderedDict()
         self._entries: OrderedDict[Label, bytes] = OrderedDict()
+        self._expired: OrderedDict[bytes, None] = OrderedDict()
 
     def note(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> None:
         """A segment was encoded."""
         content = _content(ids)
+        self._expired.pop(key, None)
         before = tuple(seen for seen in self._texts.pop(content, ()) if seen.key != key)
         self._texts[content] = (*before, Seen(key, seam, label_of(segment)))
         if segment.name is not None:
@@ -56,6 +57,13 @@ class History:
             self._entries[label] = key
             while len(self._entries) > self.capacity:
                 self._entries.popitem(last=False)
+
+    def expired(self, key: bytes) -> None:
+        """A key's entry has lived its time."""
+        self._expired.pop(key, None)
+        self._expired[key] = None
+        while len(self._expired) > self.capacity:
+            self._expired.popitem(last=False)
 
     def previous(self, segment: Segment) -> bytes | None:
         """The key that was stored last under a segment's name."""
@@ -78,7 +86,7 @@ class History:
         """Why ``key`` has no entry."""
         before = self._texts.get(_content(ids), ())
         if any(seen.key == key for seen in before):
-            return "evicted"
+            return "expired" if key in self._expired else "evicted"
         if not before:
             return self._other_text(segment) or "first time"
         differing = {(seen.seam != seam, seen.namespace != segment.namespace) for seen in before}
@@ -97,4 +105,4 @@ class History:
 
 
 def _content(ids: tuple[int, ...]) -> bytes:
-    return hashlib.sha256(np.asarray(ids, dtype="<i8").tobytes()).digest()
+    return hashlib.sha256(struct.pack(f"<{len(ids)}q", *ids)).digest()

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypic.engine.pool import Layout, LinearShape, Need, Pool
+from hypic.engine.pool import Layout, LinearShape, Pool
 from hypic.engine.segment import CachedSegment, Identity, Label
+from hypic.engine.sizing import Need
 from hypic.errors import StoreCorrupt
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from hypic.errors import UnsupportedModel
 from hypic.integrations.remote.connection import Connection
 from hypic.integrations.remote.wire import Answer, entry_of, forgotten_of, policy_fields, report_of, request
-from hypic.kept import CachedEntry, Forgotten
+from hypic.kept import CachedEntry, Forgotten, check_meant
 from hypic.registry import Registry
 from hypic.types import CacheReport, Completion, Policy, PromptLike, SamplingParams, Segment
 
@@ -152,10 +152,22 @@ class RemoteEngine:
         query = _query(source, name, namespace)
         return int(self._connection.ask("PUT", f"{_SEGMENTS}/pin?{query}&pinned=false")["num_changed"])
 
-    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
-        """Has the server forget texts; how much of what went. Needs the server's admin key, where it has one."""
+    def forget(
+        self,
+        *,
+        source: str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        everything: bool = False,
+    ) -> Forgotten:
+        """Has the server forget texts, as ``LLM.forget``. Needs the server's admin key, where it has one.
+
+        Raises:
+            ConfigError: no label is given, and not ``everything`` either; or both are.
+        """
+        check_meant(source, name, namespace, everything)
         query = _query(source, name, namespace)
-        if not (source is name is namespace is None):
+        if not everything:
             self.registry.forget(source=source, name=name, namespace=namespace)
         else:
             self.registry.clear()

@@ -17,6 +17,7 @@ from hypic_kernels import available, interpreted
 from hypic_kernels.attention import reference
 from hypic_kernels.attention.check import Variant
 from hypic_kernels.attention.layout import (
+    Chip,
     Choice,
     Config,
     HeadDims,
@@ -25,29 +26,40 @@ from hypic_kernels.attention.layout import (
     Precision,
     choose,
     default_config,
+    most_rows,
+    num_lanes,
+    preferred,
     scratch_numbers,
 )
+from hypic_kernels.attention.parts import NO_TILE, most_parts, shared_out
 from hypic_kernels.attention.plan import ChainQueries, Plan, PlanError, PlanSizes, plan_of
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
     "Backend",
     "ChainQueries",
+    "Chip",
     "Choice",
     "Config",
     "HeadDims",
     "LayoutError",
     "Load",
+    "NO_TILE",
     "Plan",
     "PlanError",
     "PlanSizes",
     "Precision",
     "attend",
     "attend_latent",
+    "chip_of",
     "choose",
     "default_config",
+    "lanes_of",
+    "most_parts",
+    "most_rows",
     "plan_of",
     "scratch_numbers",
+    "shared_out",
 ]
 
 Backend = Literal["auto", "triton", "reference"]
@@ -120,6 +132,20 @@ def attend_latent(
     return _run(q, keys, latents, plan, cos, sin, scale, out, scratch, backend, config, dims)
 
 
+def chip_of(device: torch.device) -> Chip:
+    """A device as layouts see it; one that runs no kernels as any other."""
+    if device.type != "cuda" or not available():
+        return Chip(runs_hopper=False)
+    from hypic_kernels.attention import launching as kernel
+
+    return kernel.chip_of(device)
+
+
+def lanes_of(dims: HeadDims, dtype: torch.dtype, tile: int, num_key_heads: int, chip: Chip, *, turns_once: bool) -> int:
+    """Parts of keys that run at once, for ``plan_of`` or a plan that is made elsewhere."""
+    return num_lanes(dims, dtype, tile, preferred(dims, dtype, tile, turns_once, chip)[0], num_key_heads, chip)
+
+
 def _dims(q: Tensor, keys: Tensor, values: Tensor, rotary_dim: int, is_latent: bool) -> HeadDims:
     for name, tensor in (("q", q), ("keys", keys), ("values", values)):
         if tensor.ndim != 3 or (tensor.stride(2) != 1 and tensor.shape[2] > 1):
@@ -189,14 +215,17 @@ def _run(
     if backend == "auto" and not _may_run(q, keys, values, out):
         backend = "reference"
     if backend != "reference":
-        from hypic_kernels.attention import triton as kernel
+        from hypic_kernels.attention import launching as kernel
 
-        config = config or default_config(dims, keys.dtype, plan.tile, kernel.shared_bytes(out.device))
-        if plan.tile > config.block_m:
-            raise LayoutError(f"tiles of {plan.tile} tokens do not fit into {config.block_m} rows; plan smaller ones.")
-        if backend == "triton" or _is_right(q, keys, plan, out, dims, config):
-            kernel.attend(q, keys, values, plan, cos, sin, scale, out, dims, config, scratch)
-            return out
+        chip = kernel.chip_of(out.device)
+        for each in [config] if config else preferred(dims, keys.dtype, plan.tile, plan.turns_once, chip):
+            if plan.tile > each.block_m:
+                raise LayoutError(
+                    f"tiles of {plan.tile} tokens do not fit into {each.block_m} rows; plan smaller ones."
+                )
+            if backend == "triton" or _is_right(q, keys, plan, out, dims, each):
+                kernel.attend(q, keys, values, plan, cos, sin, scale, out, dims, each, scratch)
+                return out
     reference.attend(q, keys, values, plan, cos, sin, scale, out, dims.is_latent)
     return out
 
@@ -222,7 +251,7 @@ def _is_right(q: Tensor, keys: Tensor, plan: Plan, out: Tensor, dims: HeadDims, 
             query_dtype=q.dtype,
             out_dtype=out.dtype,
             tile=plan.tile,
-            is_split=plan.num_splits > 1,
+            is_split=plan.is_split,
             is_moved=plan.key_positions is not None,
             config=config,
         )

@@ -3,13 +3,15 @@
 Every case runs as a model's layers do, one call a layer with keys of its own, so that nothing is found in a cache, and
 is timed as the replay of a captured graph; times are medians of one call. A layout is compared with the float64
 reference before it is timed, and not timed if it is wrong. Bytes are keys and values of every chain once, queries and
-results; operations are those of scores and sums that are seen. ``sdpa`` gathers the keys of each chain, rotates them
-and calls ``scaled_dot_product_attention`` with a mask, chain after chain.
+results; operations are those of scores and sums that are seen. ``floor_us`` is the longer of what a large copy would
+take for these bytes and a large matrix product for these operations, both measured first. ``sdpa`` gathers the keys of
+each chain, rotates them and calls ``scaled_dot_product_attention`` with a mask, chain after chain.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import subprocess
@@ -24,13 +26,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.attention import Choice, Config, HeadDims, Load, choose
+from hypic_kernels.attention import Chip, Choice, Config, HeadDims, Load, choose, default_config
 from hypic_kernels.attention.check import TOLERANCES
-from hypic_kernels.attention.layout import candidates
+from hypic_kernels.attention.layout import candidates, hopper_config, num_lanes
 from hypic_kernels.attention.plan import Plan
 from hypic_kernels.attention.problem import Problem, Work
 from hypic_kernels.attention.reference import rotated
-from hypic_kernels.timing import replayed_s
+from hypic_kernels.timing import copy_bytes_per_s, median_s, replayed_s
 from hypic_kernels.trust import relative_error
 
 WIDE = HeadDims(8, 256, 256, 64)
@@ -55,9 +57,9 @@ class Case:
     def num_keys(self) -> int:
         return sum(work.length for work in self.work)
 
-    def load(self, num_processors: int, shared_bytes: int) -> Load:
+    def load(self, chip: Chip) -> Load:
         longest = max(work.length for work in self.work)
-        return Load(self.num_tokens, len(self.work), longest, self.num_key_heads, num_processors, shared_bytes)
+        return Load(self.num_tokens, len(self.work), longest, self.num_key_heads, chip)
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         heads = self.num_key_heads * self.dims.group
@@ -84,17 +86,23 @@ def warm(num_segments: int, segment_tokens: int, seam: int, tail: int) -> Work:
 
 CASES = {
     "warm": Case(WIDE, 2, (warm(16, 1024, 8, 128),)),
+    "warm-64": Case(WIDE, 2, (warm(64, 1024, 8, 128),)),
     "warm-short": Case(WIDE, 2, (warm(4, 512, 8, 128),)),
+    "decode-1": Case(WIDE, 2, (Work.last(16384, 1),)),
+    "decode-16": Case(WIDE, 2, (Work.last(16384, 1),) * 16),
+    "decode-64": Case(WIDE, 2, (Work.last(16384, 1),) * 64),
+    "live": Case(WIDE, 2, (Work.last(16384, 2048),)),
+    "latent-decode": Case(LATENT, 1, (Work.last(16384, 1),) * 64),
+}
+MORE_CASES = {
     "warm-batch": Case(WIDE, 2, (warm(16, 1024, 8, 128),) * 8),
-    "final": Case(WIDE, 2, (Work.last(16512, 1),)),
-    "decode": Case(WIDE, 2, (Work.last(16384, 1),) * 64),
     "full": Case(WIDE, 2, (Work.last(16512, 16512),)),
     "cold": Case(WIDE, 2, (Work.last(1024, 1024),) * 16),
     "warm-4b": Case(HeadDims(4, 256, 256, 64), 4, (warm(16, 1024, 8, 128),)),
     "warm-128": Case(HeadDims(4, 128, 128, 128), 4, (warm(16, 1024, 8, 128),)),
     "latent-warm": Case(LATENT, 1, (warm(16, 1024, 8, 16),)),
-    "latent-decode": Case(LATENT, 1, (Work.last(16384, 1),) * 64),
 }
+ALL_CASES = CASES | MORE_CASES
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ class Workload:
         return Workload(case, problem, keys, values, problem.output())
 
     def run_kernel(self, layer: int, plan: Plan, config: Config, scratch: Tensor | None) -> None:
-        from hypic_kernels.attention import triton as kernel
+        from hypic_kernels.attention import launching as kernel
 
         p, stored = self.problem, (self.keys[layer], self.values[layer])
         kernel.attend(p.q, *stored, plan, p.cos, p.sin, p.scale, self.out, p.dims, config, scratch)
@@ -167,6 +175,23 @@ class Gathered:
         return found
 
 
+@dataclass(frozen=True)
+class Peak:
+    """What the device moves and multiplies at best."""
+
+    bytes_per_s: float
+    operations_per_s: float
+
+    @staticmethod
+    def measure(repeats: int) -> Peak:
+        square = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        product_s = median_s(lambda: square @ square, repeats)
+        return Peak(copy_bytes_per_s(repeats), 2 * 8192**3 / product_s)
+
+    def floor_s(self, case: Case, dtype: torch.dtype) -> float:
+        return max(case.num_bytes(dtype) / self.bytes_per_s, case.num_operations / self.operations_per_s)
+
+
 def timed(work: Workload, run: Callable[[int], None], repeats: int) -> dict[str, float]:
     """Of one call, from a graph of one call a layer."""
     call_s = replayed_s([functools.partial(run, layer) for layer in range(len(work.keys))], repeats)
@@ -195,20 +220,23 @@ def measured(work: Workload, run: Callable[[int], None], exact: Tensor, repeats:
     return {"relative_error": error, "first_s": first_s, **timed(work, run, repeats)}
 
 
-def layouts(case: Case, chosen: Choice, dtype: torch.dtype, limit: int, is_whole: bool) -> list[Choice]:
-    """The chosen one, with other numbers of parts and the other way to turn; then other layouts, with ``is_whole`` all
+def layouts(case: Case, chosen: Choice, dtype: torch.dtype, chip: Chip, is_whole: bool) -> list[Choice]:
+    """The chosen one, with other numbers of lanes and the other way to turn; then other layouts, with ``is_whole`` all
     that the chip has room for."""
-    splits, config = chosen.num_splits, chosen.config
-    numbers = {max(1, splits // 2), splits, splits * 2} if splits > 1 else {1, 2}
-    found = [chosen, *(chosen._replace(num_splits=number) for number in sorted(numbers))]
-    other = config._replace(turns_once=not config.turns_once)
-    if case.dims.rotary_dim and other.shared_bytes(case.dims, dtype, limit) <= limit:
-        found.append(chosen._replace(config=other))
-    for tile, config in candidates(case.dims, dtype):
-        is_near = config.block_m in (chosen.config.block_m // 2, chosen.config.block_m, chosen.config.block_m * 2)
+    config, tile, limit = chosen.config, chosen.tile, chip.shared_bytes
+    plain = config if not config.hopper else default_config(case.dims, dtype, tile, limit)
+    found = [chosen._replace(num_lanes=number) for number in (chosen.num_lanes, 2 * chosen.num_lanes)]
+    by_hand = hopper_config(case.dims, dtype, tile)
+    if by_hand is not None and chip.runs_hopper:
+        found += [chosen._replace(config=by_hand._replace(num_stages=number)) for number in (1, 2, 3)]
+    near = [plain, plain._replace(turns_once=case.dims.rotary_dim > 0), plain._replace(block_n=32, num_stages=4)]
+    for other, config in [(tile, config) for config in near] + candidates(case.dims, dtype):
+        is_near = config.block_m == plain.block_m and not config.turns_once
         is_quick = dtype == torch.float32 or (config.num_stages == 3 and config.block_n > 16)
-        if config.shared_bytes(case.dims, dtype, limit) <= limit and (is_whole or (is_near and is_quick)):
-            found.append(Choice(min(tile, _longest(case)), splits, config))
+        fits = config.shared_bytes(case.dims, dtype, limit) <= limit
+        if fits and (is_whole or config in near or (is_near and is_quick)):
+            lanes = num_lanes(case.dims, dtype, other, config, case.num_key_heads, chip)
+            found.append(Choice(min(other, _longest(case)), lanes, config))
     return list(dict.fromkeys(found))
 
 
@@ -216,29 +244,30 @@ def _longest(case: Case) -> int:
     return max(len(work.positions) for work in case.work)
 
 
-def rows(case: Case, dtype: torch.dtype, repeats: int, is_whole: bool) -> Iterator[dict[str, Any]]:
-    """The baseline, then layouts: one row of results each."""
-    from hypic_kernels.attention.triton import shared_bytes
+def rows(case: Case, dtype: torch.dtype, peak: Peak, repeats: int, is_whole: bool) -> Iterator[dict[str, Any]]:
+    """The floor, the baseline, then layouts: one row of results each."""
+    from hypic_kernels.attention.launching import chip_of
 
     work = Workload.random(case, dtype)
-    exact, limit = work.problem.solve(), shared_bytes(work.out.device)
+    exact, chip = work.problem.solve(), chip_of(work.out.device)
     chains = Gathered.of(work.problem.plan, case.work)
+    yield {"name": "floor", "floor_us": round(peak.floor_s(case, dtype) * 1e6, 1)}
     yield {"name": "sdpa", **measured(work, lambda layer: work.run_sdpa(layer, chains), exact, repeats)}
-    num_processors = torch.cuda.get_device_properties(work.out.device).multi_processor_count
-    chosen = choose(case.dims, dtype, case.load(num_processors, limit))
-    for choice in layouts(case, chosen, dtype, limit, is_whole):
-        plan = work.problem.planned(choice.tile, choice.num_splits)
+    chosen = choose(case.dims, dtype, case.load(chip))
+    for choice in layouts(case, chosen, dtype, chip, is_whole):
+        plan = work.problem.planned(choice.tile, choice.num_lanes)
 
         def run(layer: int, plan: Plan = plan, config: Config = choice.config) -> None:
             work.run_kernel(layer, plan, config, None)
 
-        named = {"name": "chosen" if choice == chosen else "attend", "tile": choice.tile, "splits": choice.num_splits}
+        named = {"name": "chosen" if choice == chosen else "attend", "tile": choice.tile, "lanes": choice.num_lanes}
+        named |= {"parts": len(plan.part_tile)}
         yield {**named, "config": list(choice.config), **measured(work, run, exact, repeats)}
 
 
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m hypic_kernels.attention.bench", description=__doc__)
-    parser.add_argument("--case", choices=CASES, action="append", help="all, unless given")
+    parser.add_argument("--case", choices=ALL_CASES, action="append", help=f"{', '.join(CASES)} unless given")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--all", action="store_true", help="every layout, not only those near the chosen one")
     parser.add_argument("--repeats", type=int, default=10)
@@ -250,9 +279,10 @@ def main(words: Sequence[str]) -> int:
 
     torch.manual_seed(0)
     versions = {"torch": torch.__version__, "triton": triton.__version__}
-    print(json.dumps({"device": torch.cuda.get_device_name(), **versions}), flush=True)
+    peak = Peak.measure(given.repeats)
+    print(json.dumps({"device": torch.cuda.get_device_name(), **versions, **dataclasses.asdict(peak)}), flush=True)
     for name in given.case or list(CASES):
-        for row in rows(CASES[name], getattr(torch, given.dtype), given.repeats, given.all):
+        for row in rows(ALL_CASES[name], getattr(torch, given.dtype), peak, given.repeats, given.all):
             print(json.dumps({"case": name, **row}), flush=True)
     return 0
 

@@ -12,7 +12,9 @@ from hypic_kernels.attention.jit import jit
 from hypic_kernels.attention.plan import Plan
 from hypic_kernels.launch import Launch
 
-HEADS_AT_ONCE = 8
+PARTS_AT_ONCE = 16
+CHANNELS_AT_ONCE = 64
+"""Of one row: few rows have many parts, and many rows are programs enough."""
 
 
 @jit
@@ -21,59 +23,61 @@ def _combine(
     logs: tl.tensor,
     tile_first: tl.tensor,
     tile_count: tl.tensor,
+    tile_part: tl.tensor,
+    tile_parts: tl.tensor,
     out: tl.tensor,
-    part_stride: tl.tensor,
-    log_stride: tl.tensor,
     out_stride: tl.tensor,
     out_head_stride: tl.tensor,
-    num_splits: tl.tensor,
     TILE: tl.constexpr,
     HEADS: tl.constexpr,
     V: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ) -> None:
-    """``BLOCK_H`` heads of one token: their parts, each weighed by the sum of its weights."""
-    num_blocks: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
+    """Some channels of one token and head: their parts, each weighed by the sum of its weights."""
+    num_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     program = tl.program_id(0)
-    tile = program // num_blocks // TILE
-    within = program // num_blocks % TILE
-    heads = program % num_blocks * BLOCK_H + tl.arange(0, BLOCK_H)
-    token = (tl.load(tile_first + tile) + within).to(tl.int64)
-    valid = (heads < HEADS) & (within < tl.load(tile_count + tile))
-    rows = token * HEADS + heads
-    top = tl.full((BLOCK_H,), -float("inf"), tl.float32)
-    total = tl.zeros((BLOCK_H,), tl.float32)
-    mixed = tl.zeros((BLOCK_H, BLOCK_V), tl.float32)
-    channels = tl.arange(0, BLOCK_V)[None, :]
-    inside = valid[:, None] & (channels < V)
-    logs += rows
-    places = parts + rows[:, None] * V + channels
-    for _ in tl.range(0, num_splits, num_stages=3):
-        log = tl.load(logs, mask=valid, other=-float("inf"))
-        part = tl.load(places, mask=inside & (log > -float("inf"))[:, None], other=0.0)
-        higher = tl.maximum(top, log)
-        shift = tl.where(higher == -float("inf"), 0.0, higher)
-        shrink, share = tl.exp2(top - shift), tl.exp2(log - shift)
-        mixed = mixed * shrink[:, None] + part * share[:, None]
-        total = total * shrink + share
-        top = higher
-        logs += log_stride
-        places += part_stride
-    mixed = tl.where((total > 0)[:, None], mixed / total[:, None], 0.0)
-    places = out + (token * out_stride + heads * out_head_stride)[:, None] + channels
-    tl.store(places, mixed.to(out.dtype.element_ty), mask=inside)
+    tile = program // (num_blocks * HEADS * TILE)
+    row = program // num_blocks % (HEADS * TILE)
+    number = tl.load(tile_parts + tile)
+    # A tile of one part has been written where it belongs.
+    if (number > 1) & (row // HEADS < tl.load(tile_count + tile)):
+        token = (tl.load(tile_first + tile) + row // HEADS).to(tl.int64)
+        channels = program % num_blocks * BLOCK_V + tl.arange(0, BLOCK_V)
+        rows = tl.load(tile_part + tile).to(tl.int64) * (TILE * HEADS) + row
+        top = -float("inf")
+        total = 0.0
+        mixed = tl.zeros((BLOCK_V,), tl.float32)
+        for start in tl.range(0, number, BLOCK_P, num_stages=2):
+            here = start + tl.arange(0, BLOCK_P)
+            places = rows + here.to(tl.int64) * (TILE * HEADS)
+            log = tl.load(logs + places, mask=here < number, other=-float("inf"))
+            inside = (log > -float("inf"))[:, None] & (channels < V)[None, :]
+            part = tl.load(parts + places[:, None] * V + channels[None, :], mask=inside, other=0.0)
+            higher = tl.maximum(top, tl.max(log, 0))
+            shift = tl.where(higher == -float("inf"), 0.0, higher)
+            shrink, share = tl.exp2(top - shift), tl.exp2(log - shift)
+            mixed = mixed * shrink + tl.sum(part * share[:, None], 0)
+            total = total * shrink + tl.sum(share, 0)
+            top = higher
+        mixed = tl.where(total > 0, mixed / total, 0.0)
+        places = out + token * out_stride + row % HEADS * out_head_stride + channels
+        tl.store(places, mixed.to(out.dtype.element_ty), mask=channels < V)
 
 
 def combine(parts: Tensor, logs: Tensor, plan: Plan, out: Tensor) -> Launch:
-    """Writes the rows of ``out [N, H, V]`` that a tile names; ``parts [splits, N, H, V]``, ``logs [splits, N, H]``."""
-    num_tokens, (_, num_heads, value_dim) = len(plan.positions), out.shape
-    block_h, size = min(HEADS_AT_ONCE, triton.next_power_of_2(num_heads)), num_tokens * num_heads
-    programs = len(plan.tile_count) * plan.tile * triton.cdiv(num_heads, block_h)
-    arguments = (
-        parts, logs, plan.tile_first, plan.tile_count, out, size * value_dim, size, out.stride(0), out.stride(1),
-        plan.num_splits,
-    )  # fmt: skip
+    """Writes the rows of ``out [N, H, V]`` of tiles with several parts; ``parts [P, tile, H, V]``, ``logs [P, tile,
+    H]``."""
+    _, num_heads, value_dim = out.shape
     block_v = triton.next_power_of_2(value_dim)
-    constants = {"TILE": plan.tile, "HEADS": num_heads, "V": value_dim, "BLOCK_H": block_h, "BLOCK_V": block_v}
-    return Launch(_combine, (programs,), arguments, constants, num_warps=4)
+    block_v = min(block_v, CHANNELS_AT_ONCE) if plan.tile == 1 else block_v
+    programs = len(plan.tile_count) * plan.tile * num_heads * triton.cdiv(value_dim, block_v)
+    arguments = (
+        parts, logs, plan.tile_first, plan.tile_count, plan.tile_part, plan.tile_parts, out,
+        out.stride(0), out.stride(1),
+    )  # fmt: skip
+    constants = {
+        "TILE": plan.tile, "HEADS": num_heads, "V": value_dim,
+        "BLOCK_P": PARTS_AT_ONCE if plan.tile == 1 else 8, "BLOCK_V": block_v,
+    }  # fmt: skip
+    return Launch(_combine, (programs,), arguments, constants, num_warps=4 if plan.tile == 1 else 2)

@@ -9,5 +9,5 @@ import triton
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit``, typed whether or not a type checker can see Triton. One kernel serves any number of parts."""
-    return triton.jit(function, do_not_specialize=["num_splits", "out_split_stride", "log_split_stride"])
+    """``triton.jit``, typed whether or not a type checker can see Triton. One kernel serves any number of chains."""
+    return triton.jit(function, do_not_specialize=["num_chains", "num_keys"])

@@ -19,9 +19,10 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 2
 MOST_ROWS = 128
 TILES_TO_TURN_ONCE = 8
 """Tiles of a chain, from which on its keys are turned before they are asked."""
-MOST_SPLITS = 64
-FEWEST_KEYS = 256
-"""Keys of a part, below which another part costs more than it saves."""
+RESERVED_BYTES = 1 << 10
+"""Shared memory that the system takes of every program."""
+MOST_WARPS = 8
+"""Warps of a processor, with as many registers as each of them takes."""
 
 
 class LayoutError(ValueError):
@@ -102,6 +103,7 @@ class Config(NamedTuple):
     are needed, 2 while those before them are used, and 3 loads addresses ahead too. ``precision`` of products of
     float32 numbers: as they are, or three TF32 products on matrix units; 16-bit numbers do not need it.
     ``turns_once``: keys are turned in a launch of their own, into a scratch, not by every tile that reads them.
+    ``hopper``: the kernel of ``hopper.py``, of which ``num_stages`` says where copies are sent off.
     """
 
     block_m: int
@@ -110,6 +112,7 @@ class Config(NamedTuple):
     num_stages: int
     precision: Precision = "ieee"
     turns_once: bool = False
+    hopper: bool = False
 
     def num_heads(self, tile: int, group: int) -> int:
         """Heads of a group that a program takes."""
@@ -117,6 +120,9 @@ class Config(NamedTuple):
 
     def shared_bytes(self, dims: HeadDims, dtype: torch.dtype, limit: int) -> int:
         """Shared memory of the kernel, at most, as read off compiled ones for chips where a program has ``limit``."""
+        if self.hopper:
+            block = 2 * self.block_n * (dims.key_dim + dims.value_dim)
+            return (self.block_m * dims.key_dim + block) * dtype.itemsize + 1024
         half, _, *rest = dims.key_pieces
         size, values, turning = dtype.itemsize, sum(pieces(dims.value_dim)), 2 * half
         is_split = size == 4 and self.precision == "tf32x3"
@@ -136,11 +142,20 @@ class Config(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What fits one case: query tokens a tile, parts that keys are split into, and the layout."""
+    """What fits one case: query tokens a tile, lanes that keys are shared out over (0: keys of a tile stay together),
+    and the layout."""
 
     tile: int
-    num_splits: int
+    num_lanes: int
     config: Config
+
+
+class Chip(NamedTuple):
+    """What layouts depend on: multiprocessors, shared memory that a program may take, whether ``hopper.py`` runs."""
+
+    num_processors: int = 132
+    shared_bytes: int = SHARED_BYTES[90]
+    runs_hopper: bool = True
 
 
 @dataclass(frozen=True)
@@ -151,8 +166,7 @@ class Load:
     num_chains: int
     num_keys: int
     num_key_heads: int
-    num_processors: int = 132
-    shared_bytes: int = SHARED_BYTES[90]
+    chip: Chip = Chip()
 
     @property
     def tokens_per_chain(self) -> int:
@@ -160,18 +174,33 @@ class Load:
 
 
 def choose(dims: HeadDims, dtype: torch.dtype, load: Load) -> Choice:
-    """Tile, parts and layout for a case, from sizes alone; the same for any contents."""
-    rows = min(padded(load.tokens_per_chain * dims.group), most_rows(dims, dtype, load.shared_bytes))
+    """Tile, lanes and layout for a case, from sizes alone; the same for any contents."""
+    chip = load.chip
+    rows = min(padded(load.tokens_per_chain * dims.group), most_rows(dims, dtype, chip.shared_bytes))
     tile = max(1, min(load.tokens_per_chain, rows // dims.group))
-    config = default_config(dims, dtype, tile, load.shared_bytes)
-    blocks = -(-dims.group // config.num_heads(tile, dims.group))
-    num_programs = max(1, load.num_chains * -(-load.tokens_per_chain // tile) * load.num_key_heads * blocks)
-    # Small programs share a processor; parts of unequal length need twice as many as there is room for.
-    wanted = 2 * load.num_processors * (1 if config.block_m >= 64 else 2)
-    num_splits = -(-wanted // num_programs) if num_programs < wanted else 1
-    num_splits = max(1, min(num_splits, MOST_SPLITS, load.num_keys // FEWEST_KEYS))
-    turns_once = dims.rotary_dim > 0 and load.tokens_per_chain >= tile * TILES_TO_TURN_ONCE
-    return Choice(tile, num_splits, config._replace(turns_once=turns_once))
+    is_read_often = load.tokens_per_chain >= tile * TILES_TO_TURN_ONCE
+    config = preferred(dims, dtype, tile, is_read_often or _takes_hopper(dims, dtype, tile, chip), chip)[0]
+    return Choice(tile, num_lanes(dims, dtype, tile, config, load.num_key_heads, chip), config)
+
+
+def preferred(dims: HeadDims, dtype: torch.dtype, tile: int, turns_once: bool, chip: Chip) -> list[Config]:
+    """Layouts for a plan, the better first; ``turns_once`` as in ``Plan``."""
+    by_hand = hopper_config(dims, dtype, tile) if chip.runs_hopper and (turns_once or not dims.rotary_dim) else None
+    plain = default_config(dims, dtype, tile, chip.shared_bytes)
+    plain = plain._replace(turns_once=turns_once and dims.rotary_dim > 0)
+    return [plain] if by_hand is None else [by_hand, plain]
+
+
+def _takes_hopper(dims: HeadDims, dtype: torch.dtype, tile: int, chip: Chip) -> bool:
+    return chip.runs_hopper and hopper_config(dims, dtype, tile) is not None
+
+
+def num_lanes(dims: HeadDims, dtype: torch.dtype, tile: int, config: Config, num_key_heads: int, chip: Chip) -> int:
+    """Parts that run at once: programs that there is room for, over those that one part takes."""
+    blocks = -(-dims.group // config.num_heads(tile, dims.group)) * num_key_heads
+    taken = config.shared_bytes(dims, dtype, chip.shared_bytes) + RESERVED_BYTES
+    at_once = max(1, min((chip.shared_bytes + RESERVED_BYTES) // taken, MOST_WARPS // config.num_warps))
+    return max(1, chip.num_processors * at_once // blocks)
 
 
 def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: int) -> Config:
@@ -194,6 +223,17 @@ def default_config(dims: HeadDims, dtype: torch.dtype, tile: int, shared_bytes: 
         found = [Config(rows, n, num_warps, s) for n, s in keys]
     fitting = (config for config in found if config.shared_bytes(dims, dtype, shared_bytes) <= shared_bytes)
     return next(fitting, found[-1])
+
+
+def hopper_config(dims: HeadDims, dtype: torch.dtype, tile: int) -> Config | None:
+    """The layout of ``hopper.py``; ``None`` where it does not take the heads, or most of its rows would be empty."""
+    rotary_fits = dims.rotary_dim in (0, 64, 128, 256)
+    takes = not dims.is_latent and {dims.key_dim, dims.value_dim} <= {64, 128, 256} and rotary_fits
+    rows = tile * min(dims.group, 128 // tile) if tile <= 128 else 0
+    if not takes or dtype.itemsize != 2 or rows < 64:
+        return None
+    block_n = 64 if dims.key_dim + dims.value_dim > 256 else 128
+    return Config(128, block_n, 8, 2, "ieee", dims.rotary_dim > 0, True)
 
 
 def most_rows(dims: HeadDims, dtype: torch.dtype, shared_bytes: int) -> int:
@@ -222,9 +262,9 @@ def candidates(dims: HeadDims, dtype: torch.dtype) -> list[tuple[int, Config]]:
     return [(max(1, config.block_m // dims.group), config) for config in layouts]
 
 
-def scratch_numbers(num_splits: int, num_tokens: int, num_heads: int, value_dim: int) -> int:
-    """float32 numbers that the parts of a plan take; none without splits."""
-    return num_splits * num_tokens * num_heads * (value_dim + 1) if num_splits > 1 else 0
+def scratch_numbers(num_parts: int, tile: int, num_heads: int, value_dim: int) -> int:
+    """float32 numbers that the parts of a plan that is split take."""
+    return num_parts * tile * num_heads * (value_dim + 1)
 
 
 TILES = (1, 4, 16, 64)
@@ -242,9 +282,8 @@ HEADS = {
 """Heads of models that there are, by which layouts are tried."""
 
 
-def layouts(dims: HeadDims, dtype: torch.dtype, room: int, wanted: Sequence[int] = TILES) -> dict[Config, int]:
-    """What may be chosen where a program has ``room`` bytes, with the largest tile of each; keys turned either way."""
-    tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, room)]
-    chosen = {default_config(dims, dtype, tile, room): tile for tile in tiles}
-    once = {config._replace(turns_once=True): tile for config, tile in chosen.items()}
-    return chosen | once if dims.rotary_dim else chosen
+def layouts(dims: HeadDims, dtype: torch.dtype, chip: Chip, wanted: Sequence[int] = TILES) -> dict[Config, int]:
+    """What may be chosen on a chip, with the largest tile of each; keys turned either way."""
+    tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, chip.shared_bytes)]
+    ways = [(turns_once, tile) for turns_once in (False, True)[: 1 + (dims.rotary_dim > 0)] for tile in tiles]
+    return {config: tile for once, tile in ways for config in preferred(dims, dtype, tile, once, chip)}

@@ -58,7 +58,8 @@ class Problem:
         dtype: torch.dtype = torch.float32,
         query_dtype: torch.dtype | None = None,
         tile: int = 4,
-        num_splits: int = 1,
+        num_lanes: int = 0,
+        unit: int = 16,
         is_moved: bool = False,
         spare: int = 0,
         num_slots: int | None = None,
@@ -80,7 +81,7 @@ class Problem:
             used[order] = True
             turns = (np.arange(w.length) * 3 + place) % (longest + 5) if is_moved else None
             chains.append(ChainQueries(order, np.asarray(w.positions, dtype=np.int64), turns))
-        plan = _padded_plan(chains, tile, num_splits, spare).to(device)
+        plan = _padded_plan(chains, tile, num_lanes, unit, spare).to(device)
 
         there = torch.Generator(device).manual_seed(seed) if is_drawn_there else draw
 
@@ -122,23 +123,22 @@ class Problem:
         reference.attend(*self.arguments, out, is_latent=self.dims.is_latent)
         return out
 
-    def planned(self, tile: int, num_splits: int = 1) -> Plan:
+    def planned(self, tile: int, num_lanes: int = 0) -> Plan:
         """The same chains in tiles of another size, without padding."""
-        return plan_of(self.chains, tile=tile, num_splits=num_splits, device=self.q.device)
+        return plan_of(self.chains, tile=tile, num_lanes=num_lanes, device=self.q.device)
 
     def run(self, config: Config, out_dtype: torch.dtype | None = None) -> Tensor:
         """By the kernel."""
-        from hypic_kernels.attention import triton as kernel
+        from hypic_kernels.attention import launching as kernel
 
         out = self.output(out_dtype)
         kernel.attend(*self.arguments, out, self.dims, config)
         return out
 
 
-def _padded_plan(chains: Sequence[ChainQueries], tile: int, num_splits: int, spare: int) -> Plan:
-    plan = plan_of(chains, tile=tile, num_splits=num_splits)
+def _padded_plan(chains: Sequence[ChainQueries], tile: int, num_lanes: int, unit: int, spare: int) -> Plan:
+    plan = plan_of(chains, tile=tile, num_lanes=num_lanes, unit=unit)
     if spare == 0:
         return plan
-    return plan_of(
-        chains, tile=tile, num_splits=num_splits, sizes=PlanSizes(*(number + spare for number in plan.sizes))
-    )
+    sizes = PlanSizes(*(number + spare for number in plan.sizes))
+    return plan_of(chains, tile=tile, num_lanes=num_lanes, unit=unit, sizes=sizes)

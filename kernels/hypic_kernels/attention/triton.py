@@ -1,29 +1,16 @@
 """Attention to the keys of chains, read where they lie: a program per tile, key head and part of the keys.
 
 The heads that share a key stand in one tile beside each other, so that a key is read and turned once for all of them.
-What is computed stands in ``reference.py``; why it is arranged so, in README.md. This file checks no argument: the
-package's ``attend`` does.
+What is computed stands in ``reference.py``; why it is arranged so, in README.md; how it is launched, in
+``launching.py``.
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
-import functools
-from collections.abc import Iterator
-from typing import Any
-
-import torch
-import triton
 import triton.language as tl
-from torch import Tensor
 
-from hypic_kernels.attention.combine import combine
 from hypic_kernels.attention.jit import jit
-from hypic_kernels.attention.layout import Config, HeadDims, pieces, scratch_numbers
-from hypic_kernels.attention.plan import Plan
-from hypic_kernels.attention.turn import ready_keys, turn
-from hypic_kernels.launch import Launch
 
 _NO_POSITION = tl.constexpr(2**31 - 1)
-_LOG2_E = 1.4426950408889634
 
 
 @jit
@@ -211,6 +198,28 @@ def _step(
 
 
 @jit
+def _write(
+    out: tl.tensor,
+    rows: tl.tensor,
+    acc_a: tl.tensor,
+    acc_b: tl.tensor,
+    written: tl.tensor,
+    VALUE_A: tl.constexpr,
+    VALUE_B: tl.constexpr,
+    BLOCK_VA: tl.constexpr,
+    BLOCK_VB: tl.constexpr,
+) -> None:
+    """Rows of both pieces of values."""
+    channels = tl.arange(0, BLOCK_VA)[None, :]
+    places, inside = out + rows[:, None] + channels, written[:, None] & (channels < VALUE_A)
+    tl.store(places, acc_a.to(out.dtype.element_ty), mask=inside)
+    if VALUE_B > 0:
+        channels = tl.arange(0, BLOCK_VB)[None, :]
+        places, inside = out + VALUE_A + rows[:, None] + channels, written[:, None] & (channels < VALUE_B)
+        tl.store(places, acc_b.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
 def _attend(
     q: tl.tensor,
     keys: tl.tensor,
@@ -226,7 +235,12 @@ def _attend(
     tile_chain: tl.tensor,
     tile_first: tl.tensor,
     tile_count: tl.tensor,
+    tile_parts: tl.tensor,
+    part_tile: tl.tensor,
+    part_begin: tl.tensor,
+    part_end: tl.tensor,
     out: tl.tensor,
+    parts: tl.tensor,
     logs: tl.tensor,
     q_stride: tl.tensor,
     q_head_stride: tl.tensor,
@@ -237,9 +251,7 @@ def _attend(
     ready_stride: tl.tensor,
     out_stride: tl.tensor,
     out_head_stride: tl.tensor,
-    out_split_stride: tl.tensor,
-    log_split_stride: tl.tensor,
-    num_splits: tl.tensor,
+    num_chains: tl.tensor,
     scale: tl.tensor,
     KEY_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -256,6 +268,8 @@ def _attend(
     BLOCK_VB: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    TILE: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     TURNS: tl.constexpr,
     HAS_KEY_POSITIONS: tl.constexpr,
@@ -264,13 +278,15 @@ def _attend(
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One tile, ``HEADS`` heads that share a key, one part of the keys; parts are neighbours, then heads."""
+    """One part of a tile, ``HEADS`` heads that share a key."""
     num_blocks: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     program = tl.program_id(0)
-    split = program % num_splits
-    block = program // num_splits % (KEY_HEADS * num_blocks)
+    part = program // (KEY_HEADS * num_blocks)
+    tile = tl.load(part_tile + part)
+    if tile < 0:
+        return
+    block = program % (KEY_HEADS * num_blocks)
     key_head = block // num_blocks
-    tile = program // num_splits // (KEY_HEADS * num_blocks)
     chain = tl.load(tile_chain + tile)
     count = tl.load(tile_count + tile)
     places = tl.arange(0, BLOCK_M)
@@ -287,18 +303,17 @@ def _attend(
         HALF, REST_A, REST_B, BLOCK_HALF, BLOCK_A, BLOCK_B, TURNS, LATENT,
     )  # fmt: skip
 
-    # Keys before `clear` are seen by every query of the tile, those from `end` on by none.
-    length = tl.load(lengths + chain)
-    end = tl.minimum(length, tl.max(positions, 0) + 1)
-    clear = tl.minimum(length, tl.min(tl.where(valid, positions, _NO_POSITION - 1), 0) + 1)
-    per_split = tl.cdiv(tl.cdiv(end, BLOCK_N), num_splits) * BLOCK_N
-    begin = split * per_split
-    stop = tl.minimum(begin + per_split, end)
-    middle = tl.maximum(begin, tl.minimum(stop, clear) // BLOCK_N * BLOCK_N)
+    # Keys before `clear` are seen by every query of the tile.
+    begin, stop = tl.load(part_begin + part), tl.load(part_end + part)
+    clear = tl.min(tl.where(valid, positions, _NO_POSITION - 1), 0) + 1
+    middle = begin + tl.maximum(0, tl.minimum(stop, clear) - begin) // BLOCK_N * BLOCK_N
     start = tl.load(starts + chain)
     slots += start
     key_positions += start
-    ready += start.to(tl.int64) * ready_stride + key_head * (2 * BLOCK_HALF)
+    if IS_READY:
+        chains = tl.arange(0, BLOCK_C)
+        before = tl.load(lengths + chains, mask=(chains < chain) & (chains < num_chains), other=0)
+        ready += tl.sum(before, 0).to(tl.int64) * ready_stride + key_head * (2 * BLOCK_HALF)
 
     acc_a = tl.zeros((BLOCK_M, BLOCK_VA), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -325,119 +340,18 @@ def _attend(
 
     has_seen = total > 0
     share = tl.where(has_seen, 1.0 / total, 0.0)
-    written = valid
-    if IS_SPLIT:
-        # A part without keys is known by its logarithm; its sum is never read.
-        written = valid & has_seen
-        log = tl.where(has_seen, top + tl.log2(total), -float("inf"))
-        tl.store(logs + split.to(tl.int64) * log_split_stride + token * (KEY_HEADS * GROUP) + head, log, mask=valid)
-    rows = out + split.to(tl.int64) * out_split_stride + (token * out_stride + head * out_head_stride)[:, None]
-    channels = tl.arange(0, BLOCK_VA)[None, :]
-    tl.store(
-        rows + channels,
-        (acc_a * share[:, None]).to(out.dtype.element_ty),
-        mask=written[:, None] & (channels < VALUE_A),
-    )
+    acc_a *= share[:, None]
     if VALUE_B > 0:
-        channels = tl.arange(0, BLOCK_VB)[None, :]
-        tl.store(
-            rows + VALUE_A + channels,
-            (acc_b * share[:, None]).to(out.dtype.element_ty),
-            mask=written[:, None] & (channels < VALUE_B),
-        )
-
-
-@functools.cache
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may take."""
-    if device.type != "cuda":
-        return 1 << 30
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
-
-
-def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> dict[str, Any]:
-    """What the kernel is compiled for, but types, ``IS_SPLIT``, ``TURNS`` and ``HAS_KEY_POSITIONS``."""
-    half, _, block_a, block_b = dims.key_pieces
-    value_a, value_b = pieces(dims.value_dim)
-    return {
-        "KEY_HEADS": num_key_heads,
-        "GROUP": dims.group,
-        "HALF": dims.half,
-        "REST_A": min(block_a, dims.rest),
-        "REST_B": dims.rest - min(block_a, dims.rest),
-        "VALUE_A": min(value_a, dims.value_dim),
-        "VALUE_B": dims.value_dim - min(value_a, dims.value_dim),
-        "BLOCK_HALF": half,
-        "BLOCK_A": block_a,
-        "BLOCK_B": block_b,
-        "BLOCK_VA": value_a,
-        "BLOCK_VB": value_b,
-        "HEADS": config.num_heads(tile, dims.group),
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "LATENT": dims.is_latent,
-        "IS_READY": config.turns_once and dims.rotary_dim > 0,
-        "PRECISION": config.precision,
-        "STAGES": config.num_stages,
-    }
-
-
-def launches(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    plan: Plan,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    scale: float,
-    out: Tensor,
-    dims: HeadDims,
-    config: Config,
-    scratch: Tensor | None = None,
-) -> Iterator[Launch]:
-    """Keys turned once if ``config`` says so, attention, parts put together if there are any."""
-    num_heads, key_heads, splits = q.shape[1], keys.shape[1], plan.num_splits
-    ready, target, logs, strides = keys, out, plan.slots, (out.stride(0), out.stride(1), 0, 0)
-    if config.turns_once and cos is not None and sin is not None:
-        ready = ready_keys(keys, plan, dims)
-        yield turn(keys, plan, cos, sin, dims, ready)
-    if splits > 1:
-        size = len(plan.positions) * num_heads
-        numbers, ends = scratch_numbers(splits, len(plan.positions), num_heads, dims.value_dim), size * dims.value_dim
-        scratch = torch.empty(numbers, dtype=torch.float32, device=out.device) if scratch is None else scratch
-        target, logs = scratch[: splits * ends], scratch[splits * ends : numbers]
-        strides = (num_heads * dims.value_dim, dims.value_dim, ends, size)
-    blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
-    arguments = (
-        q, keys, values, keys if cos is None else cos, keys if sin is None else sin, ready,
-        plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
-        plan.starts, plan.lengths, plan.positions, plan.tile_chain, plan.tile_first, plan.tile_count,
-        target, logs,
-        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
-        ready.stride(0), *strides, splits, scale * _LOG2_E,
-    )  # fmt: skip
-    variant = {"IS_SPLIT": splits > 1, "TURNS": cos is not None, "HAS_KEY_POSITIONS": plan.key_positions is not None}
-    grid = (len(plan.tile_count) * key_heads * blocks * splits,)
-    yield Launch(_attend, grid, arguments, variant | constants(dims, key_heads, plan.tile, config), config.num_warps)
-    if splits > 1:
-        yield combine(target, logs, plan, out)
-
-
-def attend(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    plan: Plan,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    scale: float,
-    out: Tensor,
-    dims: HeadDims,
-    config: Config,
-    scratch: Tensor | None = None,
-) -> None:
-    """The twin of ``reference.attend``, in fp32 from tiles of the keys' type; ``out`` must not overlap an input."""
-    if len(plan.tile_count):
-        for launch in launches(q, keys, values, plan, cos, sin, scale, out, dims, config, scratch):
-            launch.run()
+        acc_b *= share[:, None]
+    is_part = False
+    if IS_SPLIT:
+        is_part = tl.load(tile_parts + tile) > 1
+    if is_part:
+        rows = part.to(tl.int64) * (TILE * KEY_HEADS * GROUP) + places // HEADS * (KEY_HEADS * GROUP) + head
+        # A part without keys is known by its logarithm; its sum is never read.
+        tl.store(logs + rows, tl.where(has_seen, top + tl.log2(total), -float("inf")), mask=valid)
+        rows, written = rows * (VALUE_A + VALUE_B), valid & has_seen
+        _write(parts, rows, acc_a, acc_b, written, VALUE_A, VALUE_B, BLOCK_VA, BLOCK_VB)
+        return
+    rows = token * out_stride + head * out_head_stride
+    _write(out, rows, acc_a, acc_b, valid, VALUE_A, VALUE_B, BLOCK_VA, BLOCK_VB)

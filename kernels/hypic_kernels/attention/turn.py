@@ -16,6 +16,8 @@ from hypic_kernels.attention.plan import Plan
 from hypic_kernels.launch import Launch
 
 KEYS_AT_ONCE = 32
+MOST_PROGRAMS = 1024
+"""For each key head; room is for more keys than there are, and an empty program costs as much as a launch."""
 
 
 @jit
@@ -28,7 +30,7 @@ def _turn(
     starts: tl.tensor,
     lengths: tl.tensor,
     out: tl.tensor,
-    num_slots: tl.tensor,
+    num_keys: tl.tensor,
     num_chains: tl.tensor,
     key_stride: tl.tensor,
     key_head_stride: tl.tensor,
@@ -39,45 +41,47 @@ def _turn(
     BLOCK_C: tl.constexpr,
     HAS_KEY_POSITIONS: tl.constexpr,
 ) -> None:
-    """``BLOCK_N`` entries of the plan's slots, one key head. An entry belongs to the last chain that starts before."""
-    program = tl.program_id(0)
-    key_head = program % KEY_HEADS
-    entries = program // KEY_HEADS * BLOCK_N + tl.arange(0, BLOCK_N)
+    """``BLOCK_N`` keys of all chains in a row, one key head, and as many again a round of programs later."""
+    key_head = tl.program_id(0) % KEY_HEADS
+    first_key = tl.program_id(0) // KEY_HEADS * BLOCK_N
     chains = tl.arange(0, BLOCK_C)
-    begin = tl.load(starts + chains, mask=chains < num_chains, other=0)
     length = tl.load(lengths + chains, mask=chains < num_chains, other=0)
-    is_before = (begin[None, :] <= entries[:, None]) & (length > 0)[None, :]
-    own = tl.max(tl.where(is_before, begin[None, :], -1), 1)
-    own_length = tl.max(tl.where(begin[None, :] == own[:, None], length[None, :], 0), 1)
-    index = entries - own
-    known = (own >= 0) & (index < own_length) & (entries < num_slots)
-
-    turns = tl.load(key_positions + entries, mask=known, other=0) if HAS_KEY_POSITIONS else tl.where(known, index, 0)
+    begin = tl.load(starts + chains, mask=chains < num_chains, other=0)
+    ends = tl.cumsum(length, 0)
+    total = tl.minimum(tl.sum(length, 0), num_keys)
     channels = tl.arange(0, BLOCK_HALF)[None, :]
-    inside = known[:, None] & (channels < HALF)
-    angles = turns[:, None] * HALF + channels
-    c = tl.load(cos + angles, mask=inside, other=0.0)
-    s = tl.load(sin + angles, mask=inside, other=0.0)
-    slot = tl.load(slots + entries, mask=known, other=0).to(tl.int64)
-    places = keys + slot[:, None] * key_stride + key_head.to(tl.int64) * key_head_stride + channels
-    first = tl.load(places, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(places + HALF, mask=inside, other=0.0).to(tl.float32)
-    rows = out + (entries.to(tl.int64) * KEY_HEADS + key_head)[:, None] * (2 * BLOCK_HALF) + channels
-    tl.store(rows, (first * c - second * s).to(out.dtype.element_ty), mask=known[:, None])
-    tl.store(rows + BLOCK_HALF, (second * c + first * s).to(out.dtype.element_ty), mask=known[:, None])
+    for base in range(first_key, total, tl.num_programs(0) // KEY_HEADS * BLOCK_N):
+        entries = base + tl.arange(0, BLOCK_N)
+        known = entries < total
+        is_before = ends[None, :] <= entries[:, None]
+        chain = tl.sum(is_before.to(tl.int32), 1)
+        index = entries - tl.max(tl.where(is_before, ends[None, :], 0), 1)
+        places = tl.sum(tl.where(chains[None, :] == chain[:, None], begin[None, :], 0), 1) + index
+        turns = tl.load(key_positions + places, mask=known, other=0) if HAS_KEY_POSITIONS else tl.where(known, index, 0)
+        inside = known[:, None] & (channels < HALF)
+        angles = turns[:, None] * HALF + channels
+        c = tl.load(cos + angles, mask=inside, other=0.0)
+        s = tl.load(sin + angles, mask=inside, other=0.0)
+        slot = tl.load(slots + places, mask=known, other=0).to(tl.int64)
+        stored = keys + slot[:, None] * key_stride + key_head.to(tl.int64) * key_head_stride + channels
+        first = tl.load(stored, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(stored + HALF, mask=inside, other=0.0).to(tl.float32)
+        rows = out + (entries.to(tl.int64) * KEY_HEADS + key_head)[:, None] * (2 * BLOCK_HALF) + channels
+        tl.store(rows, (first * c - second * s).to(out.dtype.element_ty), mask=known[:, None])
+        tl.store(rows + BLOCK_HALF, (second * c + first * s).to(out.dtype.element_ty), mask=known[:, None])
 
 
 def ready_keys(keys: Tensor, plan: Plan, dims: HeadDims) -> Tensor:
-    """Room for keys that are turned: ``[L, Hkv, 2 * padded half]`` for the ``L`` slots of the plan."""
-    return torch.empty((len(plan.slots), keys.shape[1], 2 * dims.key_pieces[0]), dtype=keys.dtype, device=keys.device)
+    """Room for keys that are turned: ``[L, Hkv, 2 * padded half]`` for the keys of one chain after the other."""
+    return torch.empty((plan.most_keys, keys.shape[1], 2 * dims.key_pieces[0]), dtype=keys.dtype, device=keys.device)
 
 
 def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out: Tensor) -> Launch:
     """Writes what turns of every key into ``out``, zero in channels that are padding; no rows that no chain holds."""
-    num_slots, num_chains, key_heads = len(plan.slots), len(plan.starts), keys.shape[1]
+    num_keys, num_chains, key_heads = len(out), len(plan.starts), keys.shape[1]
     arguments = (
         keys, cos, sin, plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
-        plan.starts, plan.lengths, out, num_slots, num_chains, keys.stride(0), keys.stride(1),
+        plan.starts, plan.lengths, out, num_keys, num_chains, keys.stride(0), keys.stride(1),
     )  # fmt: skip
     constants = {
         "KEY_HEADS": key_heads,
@@ -87,4 +91,6 @@ def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out
         "BLOCK_C": triton.next_power_of_2(num_chains),
         "HAS_KEY_POSITIONS": plan.key_positions is not None,
     }
-    return Launch(_turn, (triton.cdiv(num_slots, KEYS_AT_ONCE) * key_heads,), arguments, constants, num_warps=4)
+    return Launch(
+        _turn, (min(MOST_PROGRAMS, triton.cdiv(num_keys, KEYS_AT_ONCE)) * key_heads,), arguments, constants, num_warps=4
+    )

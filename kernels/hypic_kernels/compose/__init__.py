@@ -15,13 +15,14 @@ from torch import Tensor
 
 from hypic_kernels import available, interpreted
 from hypic_kernels.compose import reference
-from hypic_kernels.compose.chains import IDENTITY, NOT_WANTED, ZERO, Chains, ChainsError
+from hypic_kernels.compose.chains import IDENTITY, NOT_WANTED, STILL, ZERO, Chains, ChainsError, Turns
 from hypic_kernels.compose.check import Variant, is_trusted
 from hypic_kernels.compose.layout import Config, LayoutError, Precision, kind_of, pitch_of
 
 __all__ = [
     "IDENTITY",
     "NOT_WANTED",
+    "STILL",
     "ZERO",
     "Backend",
     "Chains",
@@ -29,6 +30,7 @@ __all__ = [
     "Config",
     "LayoutError",
     "Precision",
+    "Turns",
     "compose",
     "fold",
 ]
@@ -48,6 +50,7 @@ def compose(
     precision: Precision = "ieee",
     backend: Backend = "auto",
     config: Config | None = None,
+    turns: Turns | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Walk every chain from its initial state; see ``Chains`` for what indexes what.
 
@@ -56,6 +59,9 @@ def compose(
     spaced. Returns ``before [num_outputs, H, K, V]``, rows written as ``out_index`` says and no others, and
     ``final [num_chains, H, K, V]``, in float32 (float64 if ``initial`` is). Tensors given for these are written and
     returned; they must be contiguous and must not overlap an input.
+
+    ``turns`` says which elements' end states are rotated along ``K`` as they are read (a segment that is moved, where
+    keys are rotary); transitions must then be ``[M, H]``, which rotations leave as they are.
 
     ``precision`` of dense products: ``"ieee"`` float32, or ``"tf32x3"``, three TF32 products that carry about as many
     digits on matrix units. ``backend="auto"`` takes the kernel for CUDA tensors where it runs and its self-check
@@ -68,7 +74,9 @@ def compose(
     """
     before, final = _outputs(chains, initial, before, final)
     _check(chains, transitions, end_states, initial, before, final)
-    _run(chains, transitions, end_states, initial, before, final, precision, backend, config)
+    if turns is not None:
+        _check_turns(turns, chains, transitions, initial)
+    _run(chains, transitions, end_states, initial, before, final, precision, backend, config, turns)
     return before, final
 
 
@@ -150,6 +158,18 @@ def _check(
     _fits("final", final, state, chains.num_chains)
 
 
+def _check_turns(turns: Turns, chains: Chains, transitions: Sequence[Tensor], initial: Tensor) -> None:
+    rows, cos, sin = turns
+    if transitions[0].ndim != 2:
+        raise ChainsError("only transitions of one number a head stay as they are when end states are rotated.")
+    if rows.dtype != torch.int32 or tuple(rows.shape) != (chains.num_elements,) or not rows.is_contiguous():
+        raise ChainsError(f"turns.rows is {rows.dtype} {list(rows.shape)}; give an int32 for each element.")
+    if cos.shape != sin.shape or cos.ndim != 2 or not 0 < 2 * cos.shape[1] <= initial.shape[2]:
+        raise ChainsError(f"cos {list(cos.shape)} and sin {list(sin.shape)} must be [P, R], 2 R of {initial.shape[2]}.")
+    if not (cos.is_contiguous() and sin.is_contiguous()):
+        raise ChainsError("cos and sin must be contiguous.")
+
+
 def _fits(name: str, tensor: Tensor, shape: tuple[int, ...], rows: int) -> None:
     if tuple(tensor.shape[1:]) != shape or len(tensor) < rows:
         wanted = ", ".join(map(str, shape))
@@ -167,14 +187,18 @@ def _run(
     precision: Precision,
     backend: Backend,
     config: Config | None,
+    turns: Turns | None = None,
 ) -> None:
-    serves = backend == "triton" or _kernel_serves(transitions, end_states or (), initial, final, precision, config)
+    num_turned = 0 if turns is None else turns.cos.shape[1]
+    serves = backend == "triton" or _kernel_serves(
+        transitions, end_states or (), initial, final, precision, config, num_turned
+    )
     if backend == "reference" or not serves:
-        reference.compose(chains, transitions, end_states, initial, before, final)
+        reference.compose(chains, transitions, end_states, initial, before, final, turns)
         return
     from hypic_kernels.compose import triton as kernel
 
-    kernel.compose(chains, transitions, end_states, initial, before, final, precision, config)
+    kernel.compose(chains, transitions, end_states, initial, before, final, precision, config, turns)
 
 
 def _kernel_serves(
@@ -184,6 +208,7 @@ def _kernel_serves(
     final: Tensor,
     precision: Precision,
     config: Config | None,
+    num_turned: int,
 ) -> bool:
     """Whether ``auto`` means the kernel: CUDA, storage types that it reads, no gradient, and a passed self-check."""
     if not final.is_cuda or final.dtype != torch.float32 or not available() or interpreted():
@@ -195,4 +220,6 @@ def _kernel_serves(
     key_dim, value_dim = final.shape[2:]
     dtypes, state_dtypes = (tuple(tensor.dtype for tensor in group) for group in (transitions, end_states))
     kind = kind_of(transitions[0])
-    return is_trusted(Variant(final.device, kind, key_dim, value_dim, dtypes, state_dtypes, precision, config))
+    return is_trusted(
+        Variant(final.device, kind, key_dim, value_dim, dtypes, state_dtypes, precision, config, num_turned)
+    )

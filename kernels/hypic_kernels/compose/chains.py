@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +21,24 @@ NOT_WANTED = -1
 """As an output index: the state before this element is not written."""
 
 
+STILL = -1
+"""As a row of angles: this element's end state is taken as it is stored."""
+
+
 class ChainsError(ValueError):
     """Chains that contradict themselves, or tensors that do not fit them."""
+
+
+class Turns(NamedTuple):
+    """Elements whose end states are rotated along ``K`` as they are read, for transitions of one number a head.
+
+    ``rows [E]`` int32: the row of ``cos, sin [P, R]`` float32 that an element is rotated by, or ``STILL``. Channel
+    ``i`` goes with channel ``i + R``, ``i < R``.
+    """
+
+    rows: Tensor
+    cos: Tensor
+    sin: Tensor
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ class Variant(NamedTuple):
     state_dtypes: tuple[torch.dtype, ...]
     precision: Precision
     config: Config | None
+    num_turned: int = 0
 
 
 @functools.cache
@@ -75,6 +76,8 @@ def measure(variant: Variant) -> float:
         state_dtypes=variant.state_dtypes,
         device=variant.device,
     )
+    if variant.num_turned:
+        problem = problem.turned(variant.num_turned)
     before, final = problem.outputs()
-    kernel.compose(*problem.arguments, before, final, variant.precision, variant.config)
+    kernel.compose(*problem.arguments, before, final, variant.precision, variant.config, problem.turns)
     return max(map(relative_error, (before, final), problem.solve()))

@@ -61,12 +61,14 @@ class Config(NamedTuple):
     ``block_v`` columns of the state per program. ``num_stages``: 1 loads a map when it is needed, 3 while the one
     before it is applied, 5 two maps ahead (a map's address is itself loaded, which takes every second stage).
     ``num_slices`` cuts a dense product along its inner axis, which bounds the registers that operands take.
+    ``block_k`` rows of the state per program, for transitions that are not dense.
     """
 
     block_v: int
     num_warps: int
     num_stages: int
     num_slices: int = 1
+    block_k: int = 32
 
     def fits(self, key_dim: int, value_dim: int) -> bool:
         """Whether slices are wide enough to multiply, and no program holds nothing but padding."""
@@ -102,7 +104,8 @@ def _num_slices(key_dim: int, precision: Precision) -> int:
 def candidates(kind: Kind, key_dim: int, value_dim: int, precision: Precision) -> list[Config]:
     """Layouts worth measuring for float32 maps; every one of them is tested."""
     if kind != "dense":
-        found = [Config(v, w, s) for v in (16, 32, 64) for w in (4, 8) for s in (3, 5)]
+        parts = ((32, 32, 4), (32, 128, 4), (64, 32, 4), (128, 16, 4), (32, 16, 2), (64, 64, 8))
+        found = [Config(v, w, s, block_k=k) for v, k, w in parts for s in (3, 5)]
     else:
         shapes, num_slices = ((16, 4), (16, 8), (32, 8), (64, 8)), _num_slices(key_dim, precision)
         found = [Config(v, w, s, num_slices) for v, w in shapes for s in (3, 5)]

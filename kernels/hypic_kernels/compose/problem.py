@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hypic_kernels.compose import reference
-from hypic_kernels.compose.chains import IDENTITY, NOT_WANTED, ZERO, Chains
+from hypic_kernels.compose.chains import IDENTITY, NOT_WANTED, STILL, ZERO, Chains, Turns
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Problem:
     transitions: tuple[Tensor, ...]
     end_states: tuple[Tensor, ...]
     initial: Tensor
+    turns: Turns | None = None
 
     @staticmethod
     def random(
@@ -54,6 +55,16 @@ class Problem:
             initial=draw.normal(num_slots, num_heads, key_dim, value_dim).to(device),
         )
 
+    def turned(self, num_turned: int, seed: int = 0) -> Problem:
+        """The same problem, about a third of its elements still, the others rotated in ``num_turned`` pairs."""
+        draw = _Draw(torch.Generator().manual_seed(seed))
+        angles, like = 6 * draw.normal(5, num_turned), self.initial
+        rows = draw.below(7, self.chains.num_elements) - 2
+        turned = Turns(
+            rows.clamp_min(STILL).to(like.device), angles.cos().to(like.device), angles.sin().to(like.device)
+        )
+        return replace(self, turns=turned)
+
     @property
     def arguments(self) -> tuple[Chains, tuple[Tensor, ...], tuple[Tensor, ...] | None, Tensor]:
         """What stands before ``before`` and ``final`` in a call of either twin."""
@@ -68,7 +79,7 @@ class Problem:
     def solve(self) -> tuple[Tensor, Tensor]:
         """``before`` and ``final`` by the reference in float64."""
         before, final = self.outputs(torch.float64)
-        reference.compose(*self.arguments, before, final)
+        reference.compose(*self.arguments, before, final, self.turns)
         return before, final
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hypic_kernels.compose.chains import IDENTITY, ZERO, Chains
+from hypic_kernels.compose.chains import IDENTITY, STILL, ZERO, Chains, Turns
 
 
 def compose(
@@ -21,6 +21,7 @@ def compose(
     initial: Tensor,
     before: Tensor,
     final: Tensor,
+    turns: Turns | None = None,
 ) -> None:
     """Writes the wanted states before elements into ``before`` and those after the last ones into ``final``.
 
@@ -28,14 +29,16 @@ def compose(
     ``B = 0`` throughout.
     """
     bounds, elements = chains.cu_elements.tolist(), chains.elements.tolist()
+    rows = [STILL] * len(elements) if turns is None else turns.rows.tolist()
     for chain, slot in enumerate(chains.initial_index.tolist()):
         state = torch.zeros_like(final[chain]) if slot == ZERO else initial[slot].to(final.dtype)
-        for source, transition, end_state, output in elements[bounds[chain] : bounds[chain + 1]]:
+        for number in range(bounds[chain], bounds[chain + 1]):
+            source, transition, end_state, output = elements[number]
             if output >= 0:
                 before[output] = state
             state = _acted(transitions[source], transition, state)
             if end_states is not None:
-                state = state + end_states[source][end_state].to(final.dtype)
+                state = state + _turned(end_states[source][end_state].to(final.dtype), turns, rows[number])
         final[chain] = state
 
 
@@ -49,3 +52,13 @@ def _acted(transitions: Tensor, index: int, state: Tensor) -> Tensor:
     if transition.ndim == state.ndim:
         return transition @ state
     return transition[(...,) + (None,) * (state.ndim - transition.ndim)] * state
+
+
+def _turned(end_state: Tensor, turns: Turns | None, row: int) -> Tensor:
+    """``end_state [H, K, V]`` rotated along ``K``."""
+    if turns is None or row == STILL:
+        return end_state
+    cos, sin = (angles[row].to(end_state.dtype)[:, None] for angles in (turns.cos, turns.sin))
+    half = len(cos)
+    first, second = end_state[:, :half], end_state[:, half : 2 * half]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, end_state[:, 2 * half :]], dim=1)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hypic_kernels.compose.chains import IDENTITY, Chains
+from hypic_kernels.compose.chains import IDENTITY, Chains, Turns
 from hypic_kernels.compose.layout import Config, Precision, default_config, kind_of, padded, pitch_of
 
 # A kernel sees no other globals than these.
@@ -105,6 +105,34 @@ def _multiply(
 
 
 @_jit
+def _turned(
+    tile: tl.tensor,
+    first: tl.tensor,
+    second: tl.tensor,
+    pitch_first: tl.tensor,
+    pitch_second: tl.tensor,
+    is_second: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    mask: tl.tensor,
+    turn: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    HALF: tl.constexpr,
+    SOURCES: tl.constexpr,
+) -> tl.tensor:
+    """An end state's ``tile`` rotated by the angles of row ``turn``; partners are read again, from the cache."""
+    is_first, is_turned = rows < HALF, (rows < 2 * HALF) & (turn >= 0)
+    partner = tl.where(is_first, rows + HALF, rows - HALF)
+    angle = turn.to(tl.int64) * HALF + tl.where(is_first, rows, rows - HALF)
+    other = _read(first, second, pitch_first, pitch_second, is_second, row, partner, columns, mask & is_turned, SOURCES)
+    along = tl.load(cos + angle, mask=is_turned, other=1.0)
+    across = tl.load(sin + angle, mask=is_turned, other=0.0)
+    return tile * along + tl.where(is_first, -other, other) * across
+
+
+@_jit
 def _walk(
     cu_elements: tl.tensor,
     elements: tl.tensor,
@@ -116,6 +144,9 @@ def _walk(
     t_second: tl.tensor,
     b_first: tl.tensor,
     b_second: tl.tensor,
+    turns: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
     t_pitch_first: tl.tensor,
     t_pitch_second: tl.tensor,
     b_pitch_first: tl.tensor,
@@ -124,6 +155,7 @@ def _walk(
     H: tl.tensor,
     K: tl.constexpr,
     V: tl.constexpr,
+    HALF: tl.constexpr,
     KIND: tl.constexpr,
     T_SOURCES: tl.constexpr,
     B_SOURCES: tl.constexpr,
@@ -134,12 +166,16 @@ def _walk(
     SLICES: tl.constexpr,
     STAGES: tl.constexpr,
 ) -> None:
-    """One chain, one head, ``BLOCK_V`` columns. Neighbours share a head, so that they find its transitions in L2."""
+    """One chain, one head, ``BLOCK_V`` columns. Neighbours share a head, so that they find its transitions in L2.
+
+    A dense transition mixes all rows of the state; others leave them apart, and a program takes ``BLOCK_K`` of them.
+    """
     num_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
+    num_parts: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     program = tl.program_id(0)
-    head = (program // num_blocks) % H
-    chain = program // num_blocks // H
-    rows = tl.arange(0, BLOCK_K)[:, None]
+    head = (program // (num_blocks * num_parts)) % H
+    chain = program // (num_blocks * num_parts) // H
+    rows = (program // num_blocks % num_parts) * BLOCK_K + tl.arange(0, BLOCK_K)[:, None]
     columns = (program % num_blocks) * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
     inside = (rows < K) & (columns < V)
     places = rows * V + columns
@@ -174,9 +210,15 @@ def _walk(
         state = tl.where(is_stored, after, tl.where(transition == _IDENTITY, state, 0.0))
         if ADDS:
             row = (end_state.to(tl.int64) * H + head) * K
-            state += _read(
+            added = _read(
                 b_first, b_second, b_pitch_first, b_pitch_second, is_second, row, rows, columns, inside, B_SOURCES
             )
+            if HALF > 0:
+                added = _turned(
+                    added, b_first, b_second, b_pitch_first, b_pitch_second, is_second, row, rows, columns, inside,
+                    tl.load(turns + number), cos, sin, HALF, B_SOURCES,
+                )  # fmt: skip
+            state += added
     tl.store(final + (chain.to(tl.int64) * H + head) * (K * V) + places, state, mask=inside)
 
 
@@ -208,6 +250,7 @@ def compose(
     final: Tensor,
     precision: Precision = "ieee",
     config: Config | None = None,
+    turns: Turns | None = None,
 ) -> None:
     """The twin of ``reference.compose``, in fp32; outputs must not overlap inputs."""
     num_heads, key_dim, value_dim = final.shape[1:]
@@ -217,18 +260,20 @@ def compose(
     if config is None:
         room = _shared_bytes(final.device)
         config = default_config(kind, key_dim, value_dim, precision, _map_bytes(t_first, t_second), room)
-    num_programs = chains.num_chains * num_heads * -(-value_dim // config.block_v)
+    block_k = padded(key_dim) if kind == "dense" else min(config.block_k, padded(key_dim))
+    num_programs = chains.num_chains * num_heads * -(-value_dim // config.block_v) * -(-key_dim // block_k)
+    rows, cos, sin = (chains.elements, initial, initial) if turns is None else turns
     if num_programs == 0:
         return
     # Triton launches on the current device, whatever device its arguments are on.
     with torch.cuda.device(final.device) if final.is_cuda else contextlib.nullcontext():
         _walk[(num_programs,)](
             chains.cu_elements, chains.elements, initial, chains.initial_index, before, final,
-            t_first, t_second, b_first, b_second,
+            t_first, t_second, b_first, b_second, rows, cos, sin,
             pitch_of(t_first), pitch_of(t_second), pitch_of(b_first), pitch_of(b_second), pitch_of(initial),
             num_heads,
-            K=key_dim, V=value_dim, KIND=kind,
+            K=key_dim, V=value_dim, HALF=0 if turns is None else cos.shape[1], KIND=kind,
             T_SOURCES=_sources(t_first, t_second), B_SOURCES=_sources(b_first, b_second), ADDS=end_states is not None,
-            PRECISION=precision, BLOCK_K=padded(key_dim), BLOCK_V=config.block_v, SLICES=config.num_slices,
+            PRECISION=precision, BLOCK_K=block_k, BLOCK_V=config.block_v, SLICES=config.num_slices,
             STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """``delta``: the gated delta rule (arXiv 2412.06464) over chunks of tokens and token by token, on states in a pool.
 
 ``lift`` turns every chunk into an affine map of the state and an affine readout, ``read`` applies the readout once the
-states before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding. They read
+states before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding. ``scan``
+does all of it at once where short rows stand between stored maps. They read
 tokens and states where they lie, by index tensors on the device, so a captured graph can be replayed with others.
 The definition is ``reference.py``, the derivation README.md.
 """
@@ -18,6 +19,7 @@ from hypic_kernels.delta.layout import (
     CHUNK_SIZES,
     LiftConfig,
     ReadConfig,
+    ScanConfig,
     StepConfig,
     default_precision,
     lift_config,
@@ -25,7 +27,8 @@ from hypic_kernels.delta.layout import (
     read_precision,
     step_config,
 )
-from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, state_dtype
+from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, ScanPrecision, state_dtype
+from hypic_kernels.delta.scan import can_scan, gated_norm, scan
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
 from hypic_kernels.trust import is_trusted
 
@@ -39,9 +42,14 @@ __all__ = [
     "Precision",
     "ReadConfig",
     "Rule",
+    "ScanConfig",
+    "ScanPrecision",
     "StepConfig",
+    "can_scan",
+    "gated_norm",
     "lift",
     "read",
+    "scan",
     "step",
 ]
 

@@ -9,11 +9,14 @@ import torch
 
 from hypic_kernels.delta import layout
 from hypic_kernels.delta import reading as reading_kernel
+from hypic_kernels.delta import scanning as scanning_kernel
 from hypic_kernels.delta import stepping as stepping_kernel
 from hypic_kernels.delta import triton as lifting_kernel
 from hypic_kernels.delta.layout import default_precision, read_precision
 from hypic_kernels.delta.problem import Problem, Shape
-from hypic_kernels.launch import Launch
+from hypic_kernels.delta.rule import SCAN_PRECISIONS
+from hypic_kernels.delta.walk import Walk
+from hypic_kernels.launch import SHARED_BYTES, Launch
 
 HEAD_DIMS = ((128, 128), (64, 64), (96, 192), (192, 192), (256, 256))
 
@@ -34,6 +37,19 @@ def launches(*, every: bool) -> Iterator[tuple[str, Launch]]:
                 yield from _of(_Case(size, key_dim, value_dim, dtype), every)
 
 
+def _scans(p: Problem, case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
+    walk, solved = Walk.random(p), lifting_kernel.solved_like(p.v, p.chunks)
+    outputs = walk.outputs(torch.float32, torch.float32)
+    for precision in SCAN_PRECISIONS[1:]:
+        for config in layout.scan_candidates(case.key_dim, case.value_dim)[: None if every else 1]:
+            if not layout.scan_fits(case.size, case.key_dim, config, precision, min(SHARED_BYTES.values())):
+                continue
+            walked = (p.chunks, walk.chains, walk.stored, walk.initial, *outputs, walk.final_slots)
+            launch = scanning_kernel.scan(p.q, p.k, p.v, solved, *walked, precision, config)
+            yield f"scan {case} {precision} {config}", launch
+    yield f"gated_norm {case}", scanning_kernel.gated_norm(outputs[0], p.norm, p.v)
+
+
 def _of(case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
     size, key_dim, value_dim, dtype = case
     p = Problem.random(Shape(key_dim, value_dim, 2, 4, size, lengths=(size,)), dtype=dtype)
@@ -46,6 +62,7 @@ def _of(case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
     for read in layout.read_candidates(size, key_dim, value_dim, True)[:stop]:
         arguments = (maps.query, maps.offset, p.states, p.chunks, p.chunks[:, 0], p.norm, p.v)
         yield f"read {case} {read}", reading_kernel.read(*arguments, read_precision(dtype), read)
+    yield from _scans(p, case, every)
     if size == 16:
         for step in layout.step_candidates(key_dim, value_dim)[:stop]:
             yield f"step {case} {step}", stepping_kernel.step(*p.tokens, pool, *slots, p.rule, p.norm, p.v, step)

@@ -1,8 +1,9 @@
-"""``python -m hypic_kernels.delta.bench``: every layout of lift, read, step and conv on one GPU; JSON lines to stdout.
+"""``python -m hypic_kernels.delta.bench``: layouts of lift, read, a layer, step and conv, on a GPU; JSON lines.
 
 The layer of a large model: 16 key heads, 32 value heads of 128, bfloat16. ``warm`` is a request over 16 cached segments
-(seams of 8 tokens and a tail of 128), ``long`` one row of 16,512 tokens, ``decode`` one token for each of some rows. A
-layout is compared with the reference before it is timed, on the inputs that are timed, and not timed if it is wrong.
+(seams of 8 tokens and a tail of 128), ``long`` one row of 16,512 tokens, ``decode`` one token for each of some rows;
+``layer`` (``bench_layer.py``) does all of a warm request but its convolution. A layout is compared with the reference
+before it is timed, on the inputs that are timed, and not timed if it is wrong.
 Building a layout takes some seconds. Times are per launch within a replayed graph that goes round several sets of
 inputs, as layers of a model do. Bytes are the least there are: each input read once, each output written once.
 """
@@ -25,7 +26,7 @@ from hypic_kernels.delta import reference
 from hypic_kernels.delta.check import EPSILON
 from hypic_kernels.delta.layout import lift_candidates, read_candidates, step_candidates
 from hypic_kernels.delta.problem import Problem, Shape
-from hypic_kernels.delta.rule import PRECISIONS, TOLERANCE, Maps, Precision
+from hypic_kernels.delta.rule import PRECISIONS, SCAN_PRECISIONS, TOLERANCE, Maps, Precision
 from hypic_kernels.timing import copy_bytes_per_s, replayed_s
 from hypic_kernels.trust import relative_error
 
@@ -196,6 +197,12 @@ def _rows(bench: Bench, names: Sequence[str], num_rows: Sequence[int]) -> Iterat
         if "read" in names:
             yield from bench.reads(case)
         torch.cuda.empty_cache()
+    if "layer" in names:
+        from hypic_kernels.delta import bench_layer as layer
+
+        problems = [bench.problem(layer.LENGTHS, 16, seed) for seed in range(4)]
+        yield from layer.rows(problems, bench.repeats, SCAN_PRECISIONS[1:], bench.num_configs)
+        torch.cuda.empty_cache()
     if "step" in names:
         for count in num_rows:
             yield from bench.steps(count)
@@ -207,7 +214,7 @@ def _rows(bench: Bench, names: Sequence[str], num_rows: Sequence[int]) -> Iterat
 
 
 def main(words: Sequence[str]) -> int:
-    names = ("lift", "read", "step", "conv")
+    names = ("lift", "read", "layer", "step", "conv")
     parser = argparse.ArgumentParser(prog="python -m hypic_kernels.delta.bench", description=__doc__)
     parser.add_argument("--only", choices=names, action="append", help="all, unless given")
     parser.add_argument("--rows", type=int, action="append", help="of decode; 1, 16 and 64 unless given")
@@ -231,7 +238,7 @@ def main(words: Sequence[str]) -> int:
         if not given.best or "time_s" not in result:
             print(json.dumps(result), flush=True)
             continue
-        kind = tuple(result[name] for name in ("name", "case", "num_tokens", "chunk", "precision"))
+        kind = tuple(result.get(name) for name in ("name", "case", "num_tokens", "chunk", "precision", "way"))
         if kind not in best or result["time_s"] < best[kind]["time_s"]:
             best[kind] = result
     for result in best.values():

@@ -8,9 +8,17 @@ import torch
 from torch import Tensor
 
 from hypic_kernels.delta import reference
-from hypic_kernels.delta.layout import LiftConfig, ReadConfig, StepConfig
+from hypic_kernels.delta.layout import (
+    LiftConfig,
+    ReadConfig,
+    ScanConfig,
+    StepConfig,
+    lift_config,
+    solving_precision,
+)
 from hypic_kernels.delta.problem import Problem, Shape
-from hypic_kernels.delta.rule import TOLERANCE, GatedNorm, Precision, Rule
+from hypic_kernels.delta.rule import SCAN_TOLERANCE, TOLERANCE, GatedNorm, Precision, Rule, ScanPrecision
+from hypic_kernels.delta.walk import Walk
 from hypic_kernels.trust import relative_error
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
@@ -130,6 +138,67 @@ class StepVariant:
         exact[writes[writes >= 0].long()] = after[writes >= 0]
         kernel.step(*problem.tokens, pool, reads, writes, problem.rule, norm, out, self.config).run()
         return max(relative_error(out, reference.normed(outputs, norm)), relative_error(pool, exact))
+
+
+@dataclass(frozen=True)
+class ScanVariant:
+    """``map_dtypes`` of stored transitions and end states; empty if there are none."""
+
+    device: torch.device
+    dtype: torch.dtype
+    out_dtype: torch.dtype
+    map_dtypes: tuple[torch.dtype, ...]
+    state_dtype: torch.dtype
+    size: int
+    group: int
+    key_dim: int
+    value_dim: int
+    is_raw: bool
+    precision: ScanPrecision
+    config: ScanConfig
+
+    @property
+    def tolerance(self) -> float:
+        return SCAN_TOLERANCE[self.precision] + max(EPSILON[self.out_dtype], EPSILON[self.state_dtype])
+
+    def measure(self) -> float:
+        from hypic_kernels.delta import scanning as kernel
+        from hypic_kernels.delta import triton as solver
+
+        p = _problem(self.device, self.dtype, self.size, self.group, self.key_dim, self.value_dim, self.is_raw)
+        walk = Walk.random(p, self.map_dtypes, self.state_dtype)
+        found, solved = walk.outputs(self.out_dtype, self.state_dtype), solver.solved_like(p.v, p.chunks)
+        config = lift_config(self.size, self.key_dim, self.value_dim)
+        precision = solving_precision(self.dtype, self.precision)
+        solver.solve(p.q, p.k, p.g, p.beta, p.chunks, p.rule, solved, precision, config).run()
+        kernel.scan(
+            p.q, p.k, p.v, solved, p.chunks, walk.chains, walk.stored, walk.initial, *found, walk.final_slots,
+            self.precision, self.config,
+        ).run()  # fmt: skip
+        return max(map(relative_error, found, walk.exact(p)))
+
+
+@dataclass(frozen=True)
+class NormVariant:
+    device: torch.device
+    dtype: torch.dtype
+    z_dtype: torch.dtype
+    out_dtype: torch.dtype
+    value_dim: int
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE["ieee"] + EPSILON[self.out_dtype]
+
+    def measure(self) -> float:
+        from hypic_kernels.delta import scanning as kernel
+
+        p = _problem(self.device, torch.float32, 16, 1, 16, self.value_dim, True)
+        x, norm = p.v.to(self.dtype), replace(p.norm, z=p.norm.z.to(self.z_dtype))
+        out = torch.full_like(p.v, torch.nan, dtype=self.out_dtype)
+        kernel.gated_norm(x, norm, out).run()
+        wide = replace(norm, z=norm.z.double(), weight=norm.weight.double())
+        return relative_error(out, reference.normed(x.double(), wide))
 
 
 def _problem(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from hypic_kernels.delta.rule import Precision
+from hypic_kernels.delta.rule import Precision, ScanPrecision
 
 CHUNK_SIZES = (16, 32, 64)
 SMALLEST_TILE = 16
@@ -66,6 +66,11 @@ def read_precision(dtype: torch.dtype) -> Precision:
     return "bf16x3" if dtype == torch.bfloat16 else "tf32x3"
 
 
+def solving_precision(dtype: torch.dtype, precision: ScanPrecision) -> Precision:
+    """Of the products of ``lift``'s first launch before a scan."""
+    return "ieee" if precision == "ieee" else default_precision(dtype)
+
+
 def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]:
     """Layouts worth measuring, the default first; every one of them is tested."""
     block, warps = _block(64, key_dim, value_dim), 2 if size > 16 else 1
@@ -105,3 +110,36 @@ def step_candidates(key_dim: int, value_dim: int) -> list[StepConfig]:
 
 def step_config(key_dim: int, value_dim: int) -> StepConfig:
     return step_candidates(key_dim, value_dim)[0]
+
+
+class ScanConfig(NamedTuple):
+    """``block_v`` columns of the state per program, by ``num_warps``."""
+
+    block_v: int
+    num_warps: int
+
+
+SCAN_CHUNK_SIZES, LARGEST_SCAN_KEY = (16, 32), 128
+"""What ``scan`` has a kernel for: rows that are short, and transitions that can wait in registers."""
+
+
+def scan_precision(dtype: torch.dtype) -> ScanPrecision:
+    """For tokens of a type."""
+    return "bf16x3" if dtype == torch.bfloat16 else "bf16x6"
+
+
+def scan_fits(size: int, key_dim: int, config: ScanConfig, precision: ScanPrecision, room: int) -> bool:
+    """Whether there is a kernel, and a program fits into ``room`` bytes of shared memory."""
+    bytes_per_number = {"bf16x3": 4, "bf16x6": 6}.get(precision, 8)
+    operands = padded(key_dim) * (padded(key_dim) + config.block_v) * bytes_per_number
+    return size in SCAN_CHUNK_SIZES and key_dim <= LARGEST_SCAN_KEY and operands <= room
+
+
+def scan_candidates(key_dim: int, value_dim: int) -> list[ScanConfig]:
+    """As ``lift_candidates``."""
+    width, warps = padded(value_dim), 8 if padded(key_dim) > 64 else 4
+    return list(dict.fromkeys(ScanConfig(min(block, width), warps) for block in (32, 64, 16)))
+
+
+def scan_config(key_dim: int, value_dim: int) -> ScanConfig:
+    return scan_candidates(key_dim, value_dim)[0]

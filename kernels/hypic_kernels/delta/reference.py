@@ -1,5 +1,5 @@
-"""What ``lift``, ``read`` and ``step`` mean: plain torch, any device and floating type, differentiable where it writes
-into nothing given.
+"""What ``lift``, ``read``, ``step`` and ``scan`` mean: plain torch, any device and floating type, differentiable where
+they write into nothing given.
 
 The gated delta rule (arXiv 2412.06464) is ``S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T`` with
 ``a_t = exp(g_t)``, and ``o_t = S_t^T q_t``. A chunk of it is one affine map; README.md derives the form used here.
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hypic_kernels.compose.chains import IDENTITY, ZERO, Chains
 from hypic_kernels.delta.rule import GatedNorm, Maps, Rule, state_dtype
 
 
@@ -94,6 +95,46 @@ def _picked(states: Tensor, places: Tensor | None) -> Tensor:
     if places is None:
         return states
     return torch.where((places < 0).view(-1, 1, 1, 1), 0.0, states[places.clamp_min(0).long()])
+
+
+def scan(
+    maps: Maps,
+    chunks: Tensor,
+    chains: Chains,
+    stored: tuple[Tensor, Tensor] | None,
+    initial: Tensor,
+    out: Tensor,
+    before: Tensor,
+    final: Tensor,
+    final_slots: Tensor | None,
+) -> None:
+    """Arguments as in ``hypic_kernels.delta.scan``, chunks as ``lift`` gives them; one element after the other.
+
+    ``out`` is without the norm; its rows that no chunk of a chain names are left as they are.
+    """
+    bounds, elements = chains.cu_elements.tolist(), chains.elements.tolist()
+    slots = list(range(chains.num_chains)) if final_slots is None else final_slots.tolist()
+    for chain, slot in enumerate(chains.initial_index.tolist()):
+        state = (torch.zeros_like(initial[0]) if slot == ZERO else initial[slot]).to(maps.query.dtype)
+        for source, transition, place, output in elements[bounds[chain] : bounds[chain + 1]]:
+            if output >= 0:
+                before[output] = state
+            if source == 0:
+                is_token = (chunks[place] >= 0) & (chunks[place] < len(out))
+                outputs = (maps.query[place] @ state + maps.offset[place]).transpose(0, 1).to(out.dtype)
+                out[chunks[place][is_token].long()] = outputs[is_token]
+                state = maps.transition[place] @ state + maps.end_state[place]
+            elif stored is not None:
+                state = _acted(stored[0], transition, state) + stored[1][place].to(state.dtype)
+        if slots[chain] >= 0:
+            final[slots[chain]] = state
+
+
+def _acted(transitions: Tensor, index: int, state: Tensor) -> Tensor:
+    """``T S``; a transition that is zero shuts out whatever the state holds, NaN included."""
+    if index == ZERO:
+        return torch.zeros_like(state)
+    return state if index == IDENTITY else transitions[index].to(state.dtype) @ state
 
 
 def normed(outputs: Tensor, norm: GatedNorm | None) -> Tensor:

@@ -13,6 +13,13 @@ PRECISIONS: tuple[Precision, ...] = ("ieee", "tf32x3", "bf16x3", "bf16")
 TOLERANCE: dict[Precision, float] = {"ieee": 1e-5, "tf32x3": 1e-5, "bf16x3": 1e-4, "bf16": 2e-2}
 """Of the relative error; plain TF32 would stand at 3e-4."""
 
+ScanPrecision = Literal["ieee", "tf32x3", "bf16x6", "bf16x3"]
+"""Of products of stored transitions with states, both float32. In bfloat16 numbers of 8 bits each: ``bf16x6`` takes
+three of either operand and the six largest of their nine products, ``bf16x3`` two and three of four."""
+SCAN_PRECISIONS: tuple[ScanPrecision, ...] = ("ieee", "tf32x3", "bf16x6", "bf16x3")
+SCAN_TOLERANCE: dict[ScanPrecision, float] = {"ieee": 1e-5, "tf32x3": 1e-5, "bf16x6": 1e-5, "bf16x3": 3e-5}
+"""Of the relative error of a whole chain."""
+
 
 class DeltaError(ValueError):
     """Tensors that do not fit each other, or that the kernel cannot address."""

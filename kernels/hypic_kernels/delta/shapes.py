@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hypic_kernels.compose.chains import Chains
 from hypic_kernels.delta.layout import CHUNK_SIZES
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Rule
 
@@ -86,3 +87,38 @@ def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_s
         raise DeltaError("states must be contiguous.")
     check_integers("read_slots", read_slots, (num_tokens,))
     check_integers("write_slots", write_slots, (num_tokens,))
+
+
+def check_scan(
+    k: Tensor,
+    v: Tensor,
+    chunks: Tensor,
+    chains: Chains,
+    stored: tuple[Tensor, Tensor] | None,
+    initial: Tensor,
+    out: Tensor,
+    before: Tensor,
+    final: Tensor,
+    final_slots: Tensor | None,
+) -> None:
+    (num_tokens, num_heads, value_dim), key_dim = v.shape, k.shape[2]
+    num_finals = chains.num_chains if final_slots is None else len(final)
+    rows = {"initial": chains.num_initial, "before": chains.num_outputs, "final": num_finals}
+    for name, tensor in (("initial", initial), ("before", before), ("final", final)):
+        _check_rows(name, tensor, rows[name], (num_heads, key_dim, value_dim))
+    fits("out", out, (num_tokens, num_heads, value_dim))
+    if len(chunks) < chains.num_states[0]:
+        raise DeltaError(f"chains name chunk {chains.num_states[0] - 1}, but there are {len(chunks)}.")
+    if stored is None and (chains.num_states[1] or chains.num_transitions[1]):
+        raise DeltaError("chains name stored maps, and none are given.")
+    for number, tensor in enumerate(stored or ()):
+        count = chains.num_states[1] if number else chains.num_transitions[1]
+        _check_rows(f"stored[{number}]", tensor, count, (num_heads, key_dim, value_dim if number else key_dim))
+    if final_slots is not None:
+        check_integers("final_slots", final_slots, (chains.num_chains,))
+
+
+def _check_rows(name: str, tensor: Tensor, rows: int, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape[1:]) != shape or len(tensor) < rows or not tensor.is_contiguous():
+        wanted = ", ".join(map(str, shape))
+        raise DeltaError(f"{name} is {list(tensor.shape)}; it must be contiguous [at least {rows}, {wanted}].")

@@ -363,26 +363,10 @@ def lift(
 ) -> Lifting:
     """The twin of ``reference.lift``, in fp32, into ``out``; between, ``4 C (2 C + 3)`` bytes per chunk and head."""
     (num_chunks, size), num_heads, key_dim, value_dim = chunks.shape, v.shape[1], k.shape[2], v.shape[2]
-    num_programs, half = num_chunks * num_heads, max(16, size // 2)
+    num_programs = num_chunks * num_heads
     num_blocks = -(-key_dim // config.columns) - (-value_dim // config.columns)
-    solved = torch.empty(num_programs, 2 * size * size + 3 * size, device=v.device)
+    solved = solved_like(v, chunks)
     shared = {"GROUP": num_heads // k.shape[1], "K": key_dim, "C": size, "PRECISION": precision}
-    solve = Launch(
-        _solve,
-        (num_programs,),
-        (
-            q, k, g, beta, rule.A_log, rule.dt_bias, chunks, solved, len(q), num_heads, *q.stride()[:2],
-            *k.stride()[:2], *g.stride(), *beta.stride(), rule.scale, rule.eps, rule.beta_scale,
-        ),
-        {
-            **shared, "SIZE": half, "LEVELS": half.bit_length() - 1, "RAW": rule.A_log is not None,
-            "NORMALISE": rule.normalise, "INNER": "ieee" if precision == "ieee" else "tf32x3",
-            "BLOCK": min(padded(key_dim), 128 // k.element_size()),
-            # Its products of stored numbers are the same for both of these, so that one kernel is built.
-            "PRECISION": "bf16" if precision == "bf16x3" else precision,
-        },
-        config.solve_warps,
-    )  # fmt: skip
     multiply = Launch(
         _multiply,
         (num_programs * num_blocks,),
@@ -392,4 +376,43 @@ def lift(
         {**shared, "V": value_dim, "ROWS": config.rows, "COLUMNS": config.columns},
         config.num_warps,
     )  # fmt: skip
-    return Lifting(solve, multiply)
+    return Lifting(solve(q, k, g, beta, chunks, rule, solved, precision, config), multiply)
+
+
+def solved_like(v: Tensor, chunks: Tensor) -> Tensor:
+    """Memory for what ``solve`` leaves: two ``[C, C]`` matrices and three numbers per token, by chunk and head."""
+    size = chunks.shape[1]
+    return torch.empty(len(chunks) * v.shape[1], 2 * size * size + 3 * size, device=v.device)
+
+
+def solve(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    chunks: Tensor,
+    rule: Rule,
+    solved: Tensor,
+    precision: Precision,
+    config: LiftConfig,
+) -> Launch:
+    """``diag(r) X diag(beta)``, ``P X diag(beta)`` and growths of every chunk and head, into ``solved``."""
+    (_, size), num_heads, key_dim = chunks.shape, g.shape[1], k.shape[2]
+    half = max(16, size // 2)
+    return Launch(
+        _solve,
+        (len(solved),),
+        (
+            q, k, g, beta, rule.A_log, rule.dt_bias, chunks, solved, len(q), num_heads, *q.stride()[:2],
+            *k.stride()[:2], *g.stride(), *beta.stride(), rule.scale, rule.eps, rule.beta_scale,
+        ),
+        {
+            "GROUP": num_heads // k.shape[1], "K": key_dim, "C": size, "SIZE": half, "LEVELS": half.bit_length() - 1,
+            "RAW": rule.A_log is not None, "NORMALISE": rule.normalise,
+            "INNER": "ieee" if precision == "ieee" else "tf32x3",
+            "BLOCK": min(padded(key_dim), 128 // k.element_size()),
+            # Its products of stored numbers are the same for both of these, so that one kernel is built.
+            "PRECISION": "bf16" if precision == "bf16x3" else precision,
+        },
+        config.solve_warps,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hypic_kernels.experts import products
+from hypic_kernels.experts import products, routing
 from hypic_kernels.experts import triton as kernel
 from hypic_kernels.experts.layout import Kind, layouts
 from hypic_kernels.launch import Launch
@@ -23,6 +23,9 @@ def launches(*, every: bool) -> Iterator[tuple[str, Launch]]:
     for dtype in dtypes:
         x = torch.zeros(4, 256, dtype=dtype)
         yield f"route {dtype}", kernel.route(x[:, :9].contiguous(), x[:, :8].float(), chosen, True)
+        logits, weights = x.float(), x[:, :8].float()
+        groups = routing.route_groups(logits, logits[0], 8, 4, 2.5, True, weights, chosen)
+        yield f"route_groups {dtype}", groups
         for launch in kernel.scatter(x, chosen, x.new_zeros(32, 256), chosen, ends, ends):
             yield f"scatter {dtype}", launch
         rows = x.new_zeros(32, 256)

@@ -29,23 +29,30 @@ from hypic_kernels.pointwise import silu_mul
 from hypic_kernels.timing import copy_bytes_per_s, replayed_s
 from hypic_kernels.trust import relative_error
 
-CASES = {"warm": 256, "decode 1": 1, "decode 16": 16, "decode 64": 64}
+CASES = {
+    "warm": 256, "warm 512": 512, "decode 1": 1, "decode 16": 16, "decode 64": 64, "full 8192": 8192,
+    "full 16384": 16384,
+}  # fmt: skip
+MANY_TOKENS = 1024
 LIMIT = 2.0**-8
 
 
 def candidates(num_rows: int, num_experts: int, kind: Kind) -> list[Layout]:
     """The chosen one and its neighbours, narrow and wide, deep and shallow; ``block_n`` as of an ungated product."""
     chosen = choose(num_rows, num_experts, kind, torch.bfloat16)
-    sizes: tuple[tuple[int, int, int, int], ...] = (
-        (16, 64, 128, 4),
-        (32, 64, 128, 3),
-        (16, 64, 64, 6),
-        (16, 128, 64, 4),
+    sizes: tuple[tuple[int, ...], ...] = (
+        *((16, 64, 128, 4, 4), (32, 64, 128, 3, 4), (32, 64, 128, 4, 4), (16, 64, 64, 6, 4)),
+        *((16, 128, 64, 4, 4), (64, 64, 64, 4, 4)),
     )
     if chosen.by_row:
-        sizes = ((16, 32, 128, 4), (16, 32, 256, 3), (16, 64, 128, 4))
+        sizes = ((16, 32, 128, 4, 4), (16, 32, 256, 3, 4), (16, 64, 128, 4, 4))
+    if num_rows > 64 * num_experts:
+        sizes = (
+            *((128, 256, 64, 3, 8), (128, 256, 64, 4, 8), (128, 128, 64, 4, 8), (128, 128, 64, 3, 4)),
+            *((128, 128, 128, 3, 8), (64, 256, 64, 4, 8), (64, 256, 64, 3, 4), (64, 128, 64, 4, 4)),
+        )
     halves = 2 if kind == "silu" else 1
-    configs = [Config(m, n // halves, k, stages, 4) for m, n, k, stages in sizes]
+    configs = [Config(m, n // halves, k, stages, warps) for m, n, k, stages, warps in sizes]
     return list(dict.fromkeys([chosen, *(Layout(config, chosen.by_row) for config in configs)]))
 
 
@@ -126,11 +133,13 @@ class _Work:
 
 
 def rows(layer: Layer, name: str, num_tokens: int) -> Iterator[dict[str, Any]]:
-    work = [layer.work(num_tokens, seed) for seed in range(4 if num_tokens > 64 else 8)]
+    num_sets = 2 if num_tokens > MANY_TOKENS else 4 if num_tokens > 64 else 8
+    work = [layer.work(num_tokens, seed) for seed in range(num_sets)]
     num_rows, num_experts = num_tokens * layer.top_k, len(layer.into)
     for kind in ("silu", "none"):
         about = {"case": name, "num_rows": num_rows, "bytes": sum(w.num_bytes(kind) for w in work) // len(work)}
         about["name"] = "gate_up" if kind == "silu" else "down"
+        about["flop"] = 2 * num_rows * (layer.into if kind == "silu" else layer.back)[0].numel()
         exact, chosen = work[0].exact(kind), choose(num_rows, num_experts, kind, torch.bfloat16)
         for layout in candidates(num_rows, num_experts, kind):
             found = _checked(layer, work, exact, kind, layout)
@@ -162,7 +171,9 @@ def _timed(layer: Layer, runs: Sequence[Callable[[], object]]) -> float:
 
 
 def _rated(row: dict[str, Any]) -> dict[str, Any]:
-    return row if "time_s" not in row else {**row, "bytes_per_s": row["bytes"] / row["time_s"]}
+    if "time_s" not in row:
+        return row
+    return {**row, "bytes_per_s": row["bytes"] / row["time_s"], "flop_per_s": row["flop"] / row["time_s"]}
 
 
 def main(words: Sequence[str]) -> int:

@@ -55,6 +55,47 @@ def _tokens(places: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
+class GroupsVariant:
+    device: torch.device
+    dtype: torch.dtype
+    bias_dtype: torch.dtype | None
+    num_experts: int
+    top_k: int
+    num_groups: int
+    top_groups: int
+
+    @staticmethod
+    def of(
+        logits: torch.Tensor, bias: torch.Tensor | None, top_k: int, num_groups: int, top_groups: int
+    ) -> GroupsVariant:
+        bias_dtype = None if bias is None else bias.dtype
+        return GroupsVariant(logits.device, logits.dtype, bias_dtype, logits.shape[1], top_k, num_groups, top_groups)
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-5
+
+    def measure(self) -> float:
+        """Of the scores by which experts were chosen, whichever of two equal ones it was, and of their weights."""
+        from hypic_kernels.experts import routing as kernel
+
+        generator = torch.Generator().manual_seed(4)
+        logits = torch.randn(37, self.num_experts, generator=generator).to(self.device, self.dtype)
+        drawn = torch.randn(self.num_experts, generator=generator) / 4
+        bias = None if self.bias_dtype is None else drawn.to(self.device, self.bias_dtype)
+        groups, scores = (self.num_groups, self.top_groups), logits.double().sigmoid()
+        _, chosen = reference.route_groups(logits.double(), bias, self.top_k, *groups, 2.5, True)
+        weights = scores.new_full(chosen.shape, torch.nan, dtype=torch.float32)
+        found = torch.full_like(chosen, -1)
+        kernel.route_groups(logits, bias, *groups, 2.5, True, weights, found).run()
+        wrong = float((found < 0).sum() + (found.sort(dim=1).values.diff(dim=1) == 0).sum())
+        biased = scores if bias is None else scores + bias.double()
+        taken, exact = (biased.gather(1, each.clamp_min(0).long()).sort(dim=1).values for each in (found, chosen))
+        own = scores.gather(1, found.clamp_min(0).long())
+        return max(wrong, relative_error(taken, exact), relative_error(weights, 2.5 * own / own.sum(1, keepdim=True)))
+
+
+@dataclass(frozen=True)
 class OrderVariant:
     device: torch.device
     top_k: int

@@ -45,11 +45,14 @@ def choose(num_rows: int, num_experts: int, kind: Kind, dtype: torch.dtype) -> L
     """From shapes alone, so that a captured graph can be replayed whatever the router says."""
     by_row = num_rows < num_experts
     mean = 1 if by_row else num_rows / num_experts
-    block_m = 16 if mean <= 4 else 32 if mean <= 16 else 64
-    # Of few rows, narrow blocks: there must be more programs than multiprocessors.
-    block_n = (16 if num_rows <= 32 and by_row else 32) * (1 if kind == "silu" else 2)
-    block_k = 64 if block_m == 64 else 128
-    return Layout(Config(block_m, block_n, of_type(block_k, dtype), 4, 4), by_row)
+    block_m = 16 if mean <= 8 else 32 if mean <= 16 else 64
+    block_n = 32 if kind == "silu" else 64
+    if num_rows <= 32 and by_row and kind != "silu":
+        block_n = 32  # Of few rows, narrow blocks: there must be more programs than multiprocessors.
+    block_k, num_stages = (64, 4) if block_m == 64 else (128, 4)
+    if 4 < mean <= 8 and kind != "silu":
+        block_k, num_stages = 64, 6
+    return Layout(Config(block_m, block_n, of_type(block_k, dtype), num_stages, 4), by_row)
 
 
 def of_type(block_k: int, dtype: torch.dtype) -> int:
@@ -60,5 +63,5 @@ def of_type(block_k: int, dtype: torch.dtype) -> int:
 def layouts(kind: Kind, dtype: torch.dtype) -> list[Layout]:
     """All that ``choose`` may choose."""
     few = [(1, 256), (128, 256)]
-    found = [choose(*sizes, kind, dtype) for sizes in [*few, (1, 1), (8, 1), (32, 1)]]
+    found = [choose(*sizes, kind, dtype) for sizes in [*few, (1, 1), (8, 1), (16, 1), (32, 1)]]
     return list(dict.fromkeys(found))

@@ -12,10 +12,31 @@ from torch.nn import functional as F
 def route(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(logits.dtype, torch.float32)
     scores = logits.to(dtype).softmax(dim=-1)
-    # A stable sort, so that the lower number wins a tie.
-    weights, chosen = scores.sort(dim=-1, descending=True, stable=True)
-    weights, chosen = weights[:, :top_k], chosen[:, :top_k].to(torch.int32)
-    return (weights / weights.sum(dim=-1, keepdim=True) if renormalise else weights.contiguous()), chosen.contiguous()
+    chosen = _best(scores, top_k)
+    weights = scores.gather(-1, chosen)
+    return (weights / weights.sum(dim=-1, keepdim=True) if renormalise else weights), chosen.to(torch.int32)
+
+
+def route_groups(
+    logits: Tensor, bias: Tensor | None, top_k: int, num_groups: int, top_groups: int, scale: float, renormalise: bool
+) -> tuple[Tensor, Tensor]:
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
+    biased = scores if bias is None else scores + bias.to(scores.dtype)
+    if num_groups > 1:
+        grouped = biased.view(len(biased), num_groups, -1)
+        best = _best(grouped.topk(2, dim=-1).values.sum(-1), top_groups)
+        is_open = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, True)
+        biased = grouped.masked_fill(~is_open[..., None], -torch.inf).flatten(1)
+    chosen = _best(biased, top_k)
+    weights = scores.gather(-1, chosen) + (scores.sum(-1, keepdim=True) * 0)
+    if renormalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+    return weights * scale, chosen.to(torch.int32)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Numbers of the ``count`` largest; by a stable sort, so that the lower number wins a tie."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def scatter(x: Tensor, chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:

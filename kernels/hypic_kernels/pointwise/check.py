@@ -63,3 +63,68 @@ class SiluVariant:
         out = torch.full_like(gate, torch.nan)
         kernel.silu_mul(gate, up, out).run()
         return relative_error(out, reference.silu_mul(gate.double(), up.double()))
+
+
+@dataclass(frozen=True)
+class HeadsVariant:
+    device: torch.device
+    dtype: torch.dtype
+    weight_dtype: torch.dtype | None
+    angle_dtype: torch.dtype | None
+    num_heads: int
+    size: int
+    num_turned: int
+    is_zero_centred: bool
+
+    @staticmethod
+    def of(x: Tensor, weight: Tensor | None, is_zero_centred: bool, cos: Tensor | None) -> HeadsVariant:
+        dtypes = (None if weight is None else weight.dtype, None if cos is None else cos.dtype)
+        num_turned = 0 if cos is None else cos.shape[1]
+        return HeadsVariant(x.device, x.dtype, *dtypes, x.shape[1], x.shape[2], num_turned, is_zero_centred)
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-6 + EPSILON[self.dtype]
+
+    def measure(self) -> float:
+        from hypic_kernels.pointwise import heading as kernel
+
+        wide = _random(self.device, self.dtype, 2 * self.num_heads * self.size, 0)
+        x = wide.view(len(wide), 2, self.num_heads, -1)[:, 1]
+        angles = _random(self.device, torch.float32, 2 * max(self.num_turned, 1), 1)
+        weight = (
+            None if self.weight_dtype is None else _random(self.device, self.weight_dtype, self.size, 2)[0].contiguous()
+        )
+        cos, sin = (None, None) if self.angle_dtype is None else angles.to(self.angle_dtype).chunk(2, dim=1)
+        out = torch.full(x.shape, torch.nan, dtype=x.dtype, device=x.device)
+        kernel.heads(x, weight, 1e-5, self.is_zero_centred, cos, sin, out).run()
+        exact_weight = None if weight is None else weight.double()
+        exact_cos, exact_sin = (None, None) if cos is None or sin is None else (cos.double(), sin.double())
+        return relative_error(
+            out, reference.heads(x.double(), exact_weight, 1e-5, self.is_zero_centred, exact_cos, exact_sin)
+        )
+
+
+@dataclass(frozen=True)
+class GateVariant:
+    device: torch.device
+    dtype: torch.dtype
+    gate_dtype: torch.dtype
+    weight_dtype: torch.dtype
+    size: int
+    num_groups: int
+    silu: bool
+    gates_first: bool
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-6 + EPSILON[self.gate_dtype]
+
+    def measure(self) -> float:
+        from hypic_kernels.pointwise import heading as kernel
+
+        x, gate = _random(self.device, self.dtype, self.size, 0), _random(self.device, self.gate_dtype, self.size, 1)
+        weight = _random(self.device, self.weight_dtype, self.size, 2)[0].contiguous()
+        out, how = torch.full_like(gate, torch.nan), (self.num_groups, 1e-5, self.silu, self.gates_first)
+        kernel.gated_group_norm(x, gate, weight, *how, out).run()
+        return relative_error(out, reference.gated_group_norm(x.double(), gate.double(), weight.double(), *how))

@@ -26,3 +26,30 @@ def add_rms_norm(
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """``silu(gate) * up``, rounded once."""
     return (F.silu(wide(gate)) * wide(up)).to(gate.dtype)
+
+
+def heads(
+    x: Tensor, weight: Tensor | None, eps: float, is_zero_centred: bool, cos: Tensor | None, sin: Tensor | None
+) -> Tensor:
+    """``x [N, H, D]``: each head normed, if there is a weight, then rotated, if there are angles; rounded once."""
+    value = wide(x)
+    if weight is not None:
+        scale = 1.0 + wide(weight) if is_zero_centred else wide(weight)
+        value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps) * scale
+    if cos is not None and sin is not None:
+        half, along, across = cos.shape[1], wide(cos)[:, None], wide(sin)[:, None]
+        first, second = value[..., :half], value[..., half : 2 * half]
+        turned = (first * along - second * across, second * along + first * across)
+        value = torch.cat([*turned, value[..., 2 * half :]], dim=-1)
+    return value.to(x.dtype).contiguous()
+
+
+def gated_group_norm(
+    x: Tensor, gate: Tensor, weight: Tensor, num_groups: int, eps: float, silu: bool, gates_first: bool
+) -> Tensor:
+    """Equal parts of the last axis normed, times weight, with the gate's activation before or behind; rounded once."""
+    opened = F.silu(wide(gate)) if silu else wide(gate).sigmoid()
+    value = wide(x) * opened if gates_first else wide(x)
+    grouped = value.view(*value.shape[:-1], num_groups, -1)
+    normed = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)).flatten(-2) * wide(weight)
+    return (normed if gates_first else normed * opened).to(gate.dtype)

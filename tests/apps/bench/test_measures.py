@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +45,16 @@ def test_encoding_is_measured_with_and_without_building(capsys: pytest.CaptureFi
     for r in records:
         assert r["building_share"] == pytest.approx(1 - r["plain_ms_p50"] / r["encode_ms_p50"])
         assert r["tokens_per_s"] == pytest.approx(r["num_segments"] * 64 / r["encode_ms_p50"] * 1e3)
+
+
+def test_a_profile_of_decoding_names_each_batch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "profile.txt"
+    bench(
+        capsys, "decode", "--batch", "1,2", "--context", "64", "--steps", "2", "--warmup", "1", "--profile", str(path)
+    )
+    heads = [line for line in path.read_text().splitlines() if line.startswith("batch ")]
+    assert [head.split(":")[0] for head in heads] == ["batch 1, context 64", "batch 2, context 64"]
+    assert path.read_text().count("linear:") >= 2
 
 
 def test_decode_steps_are_those_in_which_all_requests_run(capsys: pytest.CaptureFixture[str]) -> None:

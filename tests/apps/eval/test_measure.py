@@ -45,6 +45,10 @@ def test_arms_against_full_recompute(subject: Subject, item: Item) -> None:
     assert records["addition", "kl"].value > records["transition", "kl"].value
     assert records["full", "run_share"].value == 1.0 and records["seam-32", "run_share"].value > 0.2
     assert records["transition", "run_share"].value < records["seam-16", "run_share"].value < 1.0
+    for metric in ("run_share", "cached_bytes", "encoded_share", "floor_s"):
+        assert ("transition", metric) in records
+    assert records["full", "cached_bytes"].value == records["full", "encoded_share"].value == 0
+    assert 0 < records["transition", "floor_s"].value < records["seam-16", "floor_s"].value
     assert ("full", "kl") not in records
     exact = records["transition", "exact_match"]
     assert exact.gap_to_full is not None and exact.gap_low is not None and exact.gap_low <= exact.gap_to_full
@@ -73,14 +77,37 @@ def test_knobs_and_controls_build_other_prompts(item: Item) -> None:
     removed = ARMS["gold-removed"].build(item, "")
     assert removed is not None and [s.text for s in removed.segments] == [item.passages[0], item.passages[2]]
     assert ARMS["gold-removed"].build(Item("T", 0, item.passages, "?", ("x",)), "") is None
-    live = ARMS["last-live-2"].build(item, "")
-    assert live is not None and [s.cache for s in live.segments] == [None, False, False]
+    edges = ARMS["edges-32"].build(item, "")
+    assert edges is not None and [s.seam for s in edges.segments] == [32, None, 32]
+    halves = ARMS["halves"].build(item, "")
+    assert halves is not None and "".join(s.text for s in halves.segments) == "".join(item.passages)
+    assert len(halves.segments) == 6
+    resumed = ARMS["resumed"].build(item, "")
+    assert resumed is not None and [s.cache for s in resumed.segments] == [None, False, None, False, None]
+    assert item.passages[0].startswith(resumed.segments[1].text) and len(resumed.segments[1].text.split()) == 8
     first = ARMS["question-first"].build(item, "")
     assert first is not None and first.segments[0].text == item.question and first.tail == item.question
     joined = ARMS["full-joined"].build(item, "")
     assert joined is not None and not joined.segments and all(text in joined.tail for text in item.passages)
     assert set(KNOBS) | set(DEFAULT) == set(ARMS)
     assert all(arm.policy in (NONE, Policy(reuse="none")) for name, arm in ARMS.items() if name.startswith("full"))
+
+
+def test_what_knobs_cost(subject: Subject, item: Item) -> None:
+    """Tokens are counted where the engine runs them, and by hand from the lengths."""
+    found = measure.measure(subject, "T", [item], measure.Plan(("transition", "every-32", "last-live-1"), "", 1))
+    cost = {(r.arm, r.metric): r.value for r in measure.records("tiny", found)}
+    pieces = subject.pieces(plain(item, ""))
+    lengths = [len(piece.ids) for piece in pieces if piece.segment is not None]
+    total = sum(len(piece.ids) for piece in pieces)
+    for arm, lasting in (("transition", lengths), ("every-32", lengths), ("last-live-1", lengths[:-1])):
+        policy = ARMS[arm].policy
+        num_cached = sum(policy.num_cached(n) for n in lasting)
+        encoded = sum(stop for n in lasting for _, stop in policy.interiors(n))
+        assert cost[arm, "run_share"] == pytest.approx((total - num_cached) / total)
+        assert cost[arm, "encoded_share"] == pytest.approx(encoded / total)
+    assert cost["every-32", "cached_bytes"] > 1.5 * cost["transition", "cached_bytes"] > 0
+    assert cost["last-live-1", "cached_bytes"] < cost["transition", "cached_bytes"]
 
 
 def test_drift_is_rounding_in_the_first_layer_only_for_the_transition(subject: Subject, item: Item) -> None:

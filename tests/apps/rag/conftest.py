@@ -29,7 +29,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 @pytest.fixture
 def llm(engine: LLM) -> LLM:
     """The engine with an empty cache."""
-    engine.forget()
+    engine.forget(everything=True)
     return engine
 
 

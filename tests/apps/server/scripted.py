@@ -77,7 +77,14 @@ class ServedScript(ScriptedEngine):
             for s in segments
         ]
 
-    def forget(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> Forgotten:
+    def forget(
+        self,
+        *,
+        source: str | None = None,
+        name: str | None = None,
+        namespace: str | None = None,
+        everything: bool = False,
+    ) -> Forgotten:
         self.forgotten.append({"source": source, "name": name, "namespace": namespace})
         return Forgotten(1)
 

@@ -74,7 +74,7 @@ def test_its_requests_are_gone_within_two_steps(
     path: str, body: dict[str, Any], num: int, stream: bool, served: tuple[str, Slow, LLM]
 ) -> None:
     root, slow, llm = served
-    llm.forget()
+    llm.forget(everything=True)
     free = llm.stats()["pool"]["free"]
     client = connect(root, path, {**body, "stream": stream})
     until(lambda: slow.num_requests == num)
@@ -85,5 +85,5 @@ def test_its_requests_are_gone_within_two_steps(
     left = slow.num_steps
     until(lambda: slow.num_requests == 0)
     assert slow.num_steps - left <= 2
-    llm.forget()
+    llm.forget(everything=True)
     assert llm.stats()["pool"]["free"] == free, "everything it held is free again"

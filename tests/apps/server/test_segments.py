@@ -74,7 +74,11 @@ def test_listing_and_forgetting(http: httpx.Client) -> None:
     assert gone["deleted"] and gone["num_forgotten"] == 1
     assert http.get(SEGMENTS, params={"source": "list.md"}).json()["data"] == []
     assert http.post(CHAT, json=chat).json()["hypic"]["segments"] == []
-    assert http.delete(SEGMENTS).status_code == 400
+    http.post(SEGMENTS, json={"segments": [{"text": text, "name": "rebuilt", "source": "list.md"}]})
+    for unclear in ({}, {"everything": "false"}, {"source": "list.md", "everything": "true"}):
+        refused = http.delete(SEGMENTS, params=unclear)
+        assert refused.status_code == 400 and "everything" in refused.json()["error"]["message"]
+    assert http.get(SEGMENTS, params={"source": "list.md"}).json()["data"], "nothing went"
 
 
 def test_entries_are_listed_and_pinned(http: httpx.Client) -> None:

@@ -20,8 +20,10 @@ from hypic.engine import scheduler
 from hypic.engine.batch import Batch
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
+from hypic.types import Policy
 from tests.checkpoints_mamba import exact_logits, oracle_logits
 from tests.engine.harness import (
+    POLICY,
     TOLERANCE,
     Answer,
     Bench,
@@ -46,6 +48,7 @@ class Models:
         self._exact = cache(lambda name, ids: exact_logits(self.folder(name), ids))
         self._single = cache(lambda name, ids: oracle_logits(self.folder(name), ids))
         self.runner = cache(self.load)
+        self._alone = cache(lambda name, pieces, *how: self.bench(name).ask(pieces, *how))
 
     def load(self, name: str, dtype: str) -> Runner:
         config = EngineConfig(device="cpu", dtype=dtype, memory="16MiB", max_context=1024, max_running=4)
@@ -60,6 +63,11 @@ class Models:
     ) -> Bench:
         loaded = self.runner(name, dtype)
         return Bench(loaded, sizes=sizes, max_context=1024, max_running=4, max_step_tokens=max_step_tokens)
+
+    def alone(self, name: str, pieces: Prompt, policy: Policy = POLICY, max_tokens: int = 1) -> Answer:
+        """What a fresh engine answers, run once for all: a test that breaks the engine asks before it does."""
+        answer: Answer = self._alone(name, tuple(pieces), policy, max_tokens)
+        return answer
 
     def truth(self, name: str, ids: Sequence[int], dtype: str = "float64") -> Tensor:
         """``[N, V]`` in float64; for float32 what transformers gives in it."""
@@ -106,7 +114,7 @@ def pieces_error(models: Models, name: str, num_tokens: int, patch: pytest.Monke
     prompt, engine = [live(90, 9)], models.bench(name, max_step_tokens=num_tokens)
     answer = engine.ask(prompt)
     assert max(answer.runs) <= num_tokens
-    whole = models.bench(name).ask(few_segments())
+    whole = models.alone(name, few_segments())
     parts = engine.ask(few_segments())
     return max(error_to_truth(models, name, prompt, answer), difference(parts, whole))
 
@@ -117,7 +125,7 @@ def batch_error(models: Models, name: str) -> float:
     engine = models.bench(name)
     together = [engine.add(prompt, max_tokens=4) for prompt in prompts]
     engine.run()
-    alone = [models.bench(name).ask(prompt, max_tokens=4) for prompt in prompts]
+    alone = [models.alone(name, prompt, max_tokens=4) for prompt in prompts]
     engine.assert_back_to_start()
     return max(difference(one, other) for one, other in zip(together, alone, strict=True))
 
@@ -132,7 +140,7 @@ def order_error(models: Models, name: str, harm: Callable[[Bench], None] = lambd
     for order in ((three, one, two), (two, three, one)):
         moved = engine.ask([head, *order, tail])
         assert moved.outcomes == ["hit"] * 3
-        errors.append(difference(moved, models.bench(name).ask([head, *order, tail])))
+        errors.append(difference(moved, models.alone(name, [head, *order, tail])))
     again = engine.ask([head, one, two, three, tail])
     engine.store.clear()
     return max(*errors, difference(again, first), difference(engine.ask([head, one, two, three, tail]), first))

@@ -128,7 +128,7 @@ def moved_error(models: Every, name: str, patches: Callable[[], None] = lambda: 
     """
     segment, narrow = seg(6, 1), Policy(seam=4, min_segment_tokens=0)
     pieces = [live(300, 6), segment, live(5, 7)]
-    fresh, engine = models.bench(name).ask(pieces, narrow), models.bench(name)
+    fresh, engine = models.alone(name, pieces, narrow), models.bench(name)
     patches()
     for _ in range(num_prompts):
         engine.ask([live(3, 4), *[segment] * 64, live(2, 5)], narrow)
@@ -177,7 +177,7 @@ def continued_error(models: Every, name: str, harm: Callable[[Bench], None] = la
     harm(engine)
     answer = engine.ask(prompt, max_tokens=3)
     assert min(answer.logits) == 40, "the head was run again"
-    return contracts.difference(answer, models.bench(name).ask(prompt, max_tokens=3))
+    return contracts.difference(answer, models.alone(name, prompt, max_tokens=3))
 
 
 def resumed_error(models: Every, name: str) -> float:
@@ -188,7 +188,7 @@ def resumed_error(models: Every, name: str) -> float:
     engine.run()
     assert sum(engine.restarts.values()) > 0, "the pool was too large to preempt anyone"
     engine.assert_back_to_start()
-    alone = [models.bench(name).ask(prompt, max_tokens=24) for prompt in prompts]
+    alone = [models.alone(name, prompt, max_tokens=24) for prompt in prompts]
     return max(contracts.difference(*pair) for pair in zip(answers, alone, strict=True))
 
 
@@ -257,7 +257,7 @@ def _to_alone(models: Every, name: str, pieces: Sequence[Piece], answer: Answer)
     """A request that failed is as far from what it should be as can be."""
     if answer.error is not None:
         return float("inf")
-    return contracts.difference(answer, models.bench(name).ask(pieces, max_tokens=3))
+    return contracts.difference(answer, models.alone(name, pieces, max_tokens=3))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -273,5 +273,7 @@ def test_who_is_not_finite_fails_alone(name: str, value: float, models: Every, m
 def test_sick_neighbours_bite(name: str, models: Every, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one request leaves behind is read by another."""
     poison(models, name, float("nan"), monkeypatch)
+    for pieces in HEALTHY:
+        models.alone(name, pieces, max_tokens=3)
     (contracts.swap_tails if name in STATELESS else contracts.swap_states)(monkeypatch)
     assert bites(company_error(models, name, 8192))

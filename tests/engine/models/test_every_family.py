@@ -164,7 +164,7 @@ def pieces_error(models: Every, name: str, num_tokens: int) -> float:
     for prompt in (SHORT, [live(40, 9)]):
         parts = engine.ask(prompt)
         assert max(parts.runs) <= num_tokens
-        errors.append(contracts.difference(parts, models.bench(name).ask(prompt)))
+        errors.append(contracts.difference(parts, models.alone(name, prompt)))
     return max(errors)
 
 

@@ -16,8 +16,8 @@ from hypic.engine import starting, workers
 from hypic.engine.engine import Emission, Engine, Task, Vocabulary
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
-from hypic.engine.pool import Need
 from hypic.engine.router import Router
+from hypic.engine.sizing import Need
 from hypic.engine.store.image import EntryImage, export
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Policy, SamplingParams

@@ -12,7 +12,7 @@ import pytest
 from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Hello
 from hypic.engine.parallel.wants import Patience
-from hypic.engine.pool import Need
+from hypic.engine.sizing import Need
 from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, misbehaving, until
 
 KILLED = ["kill-want", "kill-step", "kill-settle", "kill-encoded", "kill-send", "kill-sent"]

@@ -10,7 +10,7 @@ import torch
 
 from hypic.engine.parallel.liveness import Times
 from hypic.engine.payload import _all_finite, difference
-from hypic.engine.pool import Need
+from hypic.engine.sizing import Need
 from tests.checkpoints import qwen
 from tests.engine.parallel.running import ENCODING, Running, cold_prompt, misbehaving, running, until
 

@@ -28,7 +28,8 @@ from tests.engine.parallel.running import ENCODING, config, is_running, running,
 
 COST = {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "scale": 1.0}
 FRONT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in a shell's background ignore
 sys.path[:] = {path!r}
 from pathlib import Path
 from tests.engine.parallel.running import running

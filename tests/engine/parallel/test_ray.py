@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hypic.engine.pool import Need
+from hypic.engine.sizing import Need
 from hypic.engine.starting import setup_of
 from hypic.errors import ConfigError
 from tests.checkpoints import qwen

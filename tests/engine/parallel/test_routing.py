@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hypic import LLM, Prompt, SamplingParams, Segment
-from hypic.engine.pool import Need
+from hypic.engine.sizing import Need
 from tests.checkpoints import add_tokenizer, qwen
 from tests.engine.parallel.running import Running, cold_prompt, until
 

@@ -9,7 +9,7 @@ import pytest
 
 from hypic.engine.payload import difference
 from hypic.engine.plan import Piece
-from hypic.engine.pool import Need
+from hypic.engine.sizing import Need
 from tests.checkpoints import minimax, qwen
 from tests.engine.harness import live, seg
 from tests.engine.parallel.running import ENCODING, POLICY, Running, cold_prompt, config, is_running, running, until

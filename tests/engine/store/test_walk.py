@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypic.engine.pool import Need, Pool
+from hypic.engine.pool import Pool
 from hypic.engine.segment import CachedSegment
+from hypic.engine.sizing import Need
 from hypic.engine.store import image
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.disk import DiskTier

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.attention import Choice, Config, HeadDims, bench, choose
-from hypic_kernels.attention.bench import CASES, Case, Gathered, Workload, warm
-from hypic_kernels.attention.layout import SHARED_BYTES
+from hypic_kernels.attention import Chip, Choice, Config, HeadDims, bench, choose
+from hypic_kernels.attention.bench import ALL_CASES as CASES
+from hypic_kernels.attention.bench import Case, Gathered, Workload, warm
 from hypic_kernels.attention.problem import Work
 from hypic_kernels.trust import relative_error
 
@@ -19,7 +19,7 @@ LATENT = Case(HeadDims(4, 8, 16, 8, is_latent=True), 1, SMALL.work)
 
 
 def test_bytes_and_operations() -> None:
-    case = CASES["decode"]
+    case = CASES["decode-64"]
     assert case.num_bytes(torch.bfloat16) == 64 * 16384 * 2 * 512 * 2 + 64 * 16 * 512 * 2
     assert case.num_operations == 64 * 16384 * 2 * 512 * 16
     assert SMALL.num_tokens == 9 + 1 + 6 and SMALL.num_keys == 29 + 7 + 6
@@ -53,24 +53,27 @@ def test_the_kernel_is_called_right() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_chosen_layout_is_measured_first(name: str) -> None:
-    case, limit = CASES[name], SHARED_BYTES[90]
-    chosen = choose(case.dims, torch.bfloat16, case.load(132, limit))
-    found = bench.layouts(case, chosen, torch.bfloat16, limit, is_whole=False)
+    case, chip = CASES[name], Chip()
+    chosen = choose(case.dims, torch.bfloat16, case.load(chip))
+    found = bench.layouts(case, chosen, torch.bfloat16, chip, is_whole=False)
     assert found[0] == chosen and len(set(found)) == len(found) > 3
-    assert all(choice.config.shared_bytes(case.dims, torch.bfloat16, limit) <= limit for choice in found)
+    assert all(
+        choice.config.shared_bytes(case.dims, torch.bfloat16, chip.shared_bytes) <= chip.shared_bytes
+        for choice in found
+    )
 
 
 def test_choices() -> None:
     """Many rows take large tiles; few programs take parts, many none."""
 
     def chosen(name: str) -> Choice:
-        return choose(CASES[name].dims, torch.bfloat16, CASES[name].load(132, SHARED_BYTES[90]))
+        return choose(CASES[name].dims, torch.bfloat16, CASES[name].load(Chip()))
 
-    assert chosen("decode").tile == 1 and chosen("decode").config.block_m == 16
-    assert chosen("full").config.turns_once and not chosen("decode").config.turns_once
-    assert chosen("warm").tile == 16 and chosen("warm").config.block_m == 128 and chosen("warm").num_splits > 4
-    assert chosen("full").num_splits == chosen("cold").num_splits == 1
-    assert chosen("final").num_splits == 64
+    assert chosen("decode-64").tile == 1 and chosen("decode-64").config.block_m == 16
+    assert chosen("full").config.turns_once and not chosen("decode-64").config.turns_once
+    assert chosen("warm").tile == 16 and chosen("warm").config.hopper and chosen("warm").num_lanes == 66
+    assert chosen("warm-128").tile == 32 and chosen("warm-128").num_lanes == 33
+    assert chosen("decode-1").num_lanes == 132 and not chosen("latent-warm").config.hopper
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,8 @@ def test_what_does_not_fit_is_refused(works: list[Work], tile: int, sizes: PlanS
 
 def test_other_sizes_are_not_taken_over() -> None:
     plan = plan_of(chains_of([Work.last(9, 2)]), tile=1)
-    for other in (plan_of(chains_of([Work.last(40, 2)]), tile=1), plan.with_splits(2)):
+    split = plan_of(chains_of([Work.last(9, 2)]), tile=1, num_lanes=2, sizes=plan.sizes)
+    for other in (plan_of(chains_of([Work.last(40, 2)]), tile=1), split):
         with pytest.raises(PlanError, match="cannot be copied"):
             plan.update(other)
 

@@ -1,0 +1,114 @@
+"""What may be reused of a prompt and how: frozen settings that an answer depends on, never on what is cached.
+
+A *seam* is a run of a segment's tokens that is run in context in every request; what lies between two seams is an
+*interior*, which is cached. By default a segment has one seam, at its head. All other ways spend more tokens on coming
+closer to full recompute; ``hypic eval --knobs`` measures them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from hypic.errors import ConfigError
+
+Reuse = Literal["segments", "prefix", "none"]
+Compose = Literal["transition", "addition", "last"]
+COUNTS = ("seam", "min_segment_tokens", "tail_seam", "seam_every", "live_last")
+
+
+def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
+    """
+    Raises:
+        ConfigError: ``value`` is none of ``allowed``.
+    """
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}.")
+
+
+def check_count(name: str, value: object) -> None:
+    """
+    Raises:
+        ConfigError: ``value`` is neither ``None`` nor a number of tokens or segments.
+    """
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        unit = "segments" if name == "live_last" else "tokens"
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number of {unit}, 0 or more.")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be reused and how; part of what an answer depends on, never of what is cached.
+
+    ``reuse``: ``segments`` (position-independent), ``prefix`` (exact heads only) or ``none``.
+    ``seam`` is the number of tokens run in context at each segment's head; below the model's
+    convolution width minus one it is an inexact ablation. Segments shorter than
+    ``min_segment_tokens`` (default ``4 * seam``) are run live. ``compose`` and ``rotate`` are
+    ablations for measurement: ``addition`` replaces an interior's transition by the identity,
+    ``last`` by zero; ``rotate=False`` leaves cached keys at their local positions.
+
+    Four settings run more in context: ``tail_seam`` tokens at each segment's end; a seam of at least
+    ``seam_share`` of the segment's length; another seam every ``seam_every`` tokens of a segment (0: none),
+    with an entry for each interior between two of them; and the prompt's last ``live_last`` segments in full.
+
+    Raises:
+        ConfigError: a value lies outside its range.
+    """
+
+    reuse: Reuse = "segments"
+    seam: int = 8
+    min_segment_tokens: int | None = None
+    compose: Compose = "transition"
+    rotate: bool = True
+    deterministic: bool = False
+    tail_seam: int = 0
+    seam_share: float = 0.0
+    seam_every: int = 0
+    live_last: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("reuse", self.reuse, get_args(Reuse))
+        one_of("compose", self.compose, get_args(Compose))
+        for name in COUNTS:
+            check_count(name, getattr(self, name))
+        share = self.seam_share
+        if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
+            raise ConfigError(f"seam_share is {share!r}; it must be a share of a segment's length from 0 to 1.")
+        if self.seam_every and (self.seam == 0 or self.seam_every <= self.seam):
+            raise ConfigError(
+                f"seam_every is {self.seam_every} with a seam of {self.seam}; "
+                "it must be more than the seam, and that at least 1."
+            )
+
+    @property
+    def shortest(self) -> int:
+        """Fewest tokens for which a segment is cached."""
+        return 4 * self.seam if self.min_segment_tokens is None else self.min_segment_tokens
+
+    def head_seam(self, num_tokens: int, seam: int | None = None) -> int:
+        """Tokens at the head of a segment of ``num_tokens`` that are run in context; ``seam`` is its own width."""
+        return max(self.seam, math.ceil(self.seam_share * num_tokens)) if seam is None else seam
+
+    def interiors(self, num_tokens: int, seam: int | None = None) -> tuple[tuple[int, int], ...]:
+        """Which tokens of a segment of ``num_tokens`` are cached, as ``(start, stop)`` in order; none: it runs live.
+
+        ``seam`` is the segment's own width, if it has one.
+        """
+        start, stop = self.head_seam(num_tokens, seam), num_tokens - self.tail_seam
+        if self.reuse != "segments" or start >= stop or num_tokens < self.shortest:
+            return ()
+        if not self.seam_every:
+            return ((start, stop),)
+        # A rest too short to be worth a seam of its own stays with the interior before it.
+        ends = [*range(start + self.seam_every - self.seam, stop - 2 * self.seam, self.seam_every), stop]
+        starts = [start, *(end + self.seam for end in ends[:-1])]
+        return tuple(zip(starts, ends, strict=True))
+
+    def num_cached(self, num_tokens: int, seam: int | None = None) -> int:
+        """Tokens of a segment of ``num_tokens`` that are not run when it is cached."""
+        return sum(stop - start for start, stop in self.interiors(num_tokens, seam))
+
+    def with_(self, **changes: Any) -> Policy:
+        """A copy with some fields changed."""
+        return replace(self, **changes)

@@ -1,0 +1,82 @@
+"""How the keys that tiles see are shared out over programs of about equal work: plain numpy, no device.
+
+Parts are as equal as whole units allow. With ``T`` units a program at most, a tile of ``b`` units takes ``ceil(b / T)``
+parts; ``T`` is the least with which all parts fit into the programs that run at once, or into a few rounds of them, if
+these end sooner. So the last program ends about when the others do, whatever the tiles see. Where tiles are more than
+four rounds take, each is one part, and the longest come first.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int32]
+
+UNIT = 128
+"""Keys that parts are multiples of, so that only the last block of a tile is broken."""
+MOST_ROUNDS = 4
+"""Rounds of programs up to which tiles are cut: with more, short tiles at the end even things out."""
+NEAR = 1.15
+"""A time over the mean that is not worth another round."""
+NO_TILE = -1
+"""The tile of a part that is padding."""
+
+
+class Parts(NamedTuple):
+    """Part ``p`` is the keys ``begin[p]`` to ``end[p]`` of tile ``tile[p]``; tile ``m`` has ``number[m]`` of them from
+    ``first[m]`` on. Longest parts come first."""
+
+    tile: Counts
+    begin: Counts
+    end: Counts
+    first: Counts
+    number: Counts
+
+
+def shared_out(seen: NDArray[np.integer], num_lanes: int, unit: int = UNIT) -> Parts:
+    """Parts of tiles that see ``seen [M]`` keys each, for ``num_lanes`` that run at once; 0: one part a tile."""
+    units = np.maximum(1, -(-seen.astype(np.int64) // unit))
+    is_cut = 0 < len(units) <= MOST_ROUNDS * num_lanes
+    most = _best_units(units, num_lanes) if is_cut else int(units.max(initial=1))
+    sizes = -(-units // -(-units // most))
+    number = -(-units // sizes)
+    order = np.argsort(-sizes, kind="stable")
+    first = np.empty_like(number)
+    first[order] = np.cumsum(number[order]) - number[order]
+    tile = np.repeat(order, number[order])
+    begin = (np.arange(len(tile)) - first[tile]) * sizes[tile] * unit
+    end = np.minimum(begin + sizes[tile] * unit, seen[tile])
+    return Parts(*(each.astype(np.int32) for each in (tile, begin, end, first, number)))
+
+
+def most_parts(num_tiles: int, num_lanes: int) -> int:
+    """Parts that up to ``num_tiles`` tiles can have together."""
+    return max(num_tiles, MOST_ROUNDS * num_lanes)
+
+
+def _best_units(units: NDArray[np.int64], num_lanes: int) -> int:
+    """The size of parts with which the last round ends first; a part costs about a unit more than its keys."""
+    mean, best, best_time = int(units.sum()) / num_lanes, 0, float("inf")
+    for rounds in range(-(-len(units) // num_lanes), MOST_ROUNDS + 1):
+        size = _least_units(units, rounds * num_lanes)
+        if rounds * (size + 1) < best_time:
+            best, best_time = size, rounds * (size + 1)
+        if best_time <= NEAR * mean + rounds:
+            break
+    return best
+
+
+def _least_units(units: NDArray[np.int64], room: int) -> int:
+    """The least size with which there are no more parts than ``room``, which is at least the number of tiles."""
+    total, spare = int(units.sum()), room - len(units)
+    low, high = max(1, -(-total // room)), int(units.max())
+    if spare:
+        high = min(high, max(low, -(-total // spare)))  # a tile has less than one part more than its share
+    while low < high:
+        middle = (low + high) // 2
+        fits = int((-(-units // middle)).sum()) <= room
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return low

@@ -1,0 +1,80 @@
+"""How the kernels of this package are laid out on the chip; plain numbers, so that Triton is not needed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypic_kernels.delta.layout import CHUNK_SIZES, default_precision, padded
+
+__all__ = [
+    "CHUNK_SIZES",
+    "LiftConfig",
+    "ReadConfig",
+    "StepConfig",
+    "default_precision",
+    "lift_candidates",
+    "lift_config",
+    "padded",
+    "read_candidates",
+    "read_config",
+    "step_candidates",
+    "step_config",
+]
+
+
+class LiftConfig(NamedTuple):
+    """``block_k`` rows of an end state at a time, ``block_v`` of its columns per program.
+
+    Loops are not pipelined, as in ``hypic_kernels.delta``.
+    """
+
+    block_k: int
+    block_v: int
+    num_warps: int
+
+
+class ReadConfig(NamedTuple):
+    """``block_k`` rows of a state at a time, ``block_v`` of its columns per program."""
+
+    block_k: int
+    block_v: int
+    num_warps: int
+
+
+class StepConfig(NamedTuple):
+    """``block_v`` columns of a state per program."""
+
+    block_v: int
+    num_warps: int
+
+
+def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]:
+    """Layouts worth measuring, the default first; every one of them is tested."""
+    rows, whole = padded(key_dim), padded(value_dim)
+    shapes = [(64, 64, 4), (128, 64, 4), (32, 128, 4), (64, 128, 8), (64, 32, 4)]
+    return list(dict.fromkeys(LiftConfig(min(k, rows), min(v, whole), warps) for k, v, warps in shapes))
+
+
+def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:
+    return lift_candidates(size, key_dim, value_dim)[0]
+
+
+def read_candidates(size: int, key_dim: int, value_dim: int) -> list[ReadConfig]:
+    """As ``lift_candidates``."""
+    rows, whole = padded(key_dim), padded(value_dim)
+    shapes = [(64, 64, 4), (32, 64, 4), (32, 128, 4), (64, 128, 8), (64, 32, 4)]
+    return list(dict.fromkeys(ReadConfig(min(k, rows), min(v, whole), warps) for k, v, warps in shapes))
+
+
+def read_config(size: int, key_dim: int, value_dim: int) -> ReadConfig:
+    return read_candidates(size, key_dim, value_dim)[0]
+
+
+def step_candidates(key_dim: int, value_dim: int) -> list[StepConfig]:
+    """As ``lift_candidates``."""
+    whole = padded(value_dim)
+    return list(dict.fromkeys(StepConfig(min(v, whole), warps) for v, warps in ((32, 4), (16, 4), (64, 8))))
+
+
+def step_config(key_dim: int, value_dim: int) -> StepConfig:
+    return step_candidates(key_dim, value_dim)[0]

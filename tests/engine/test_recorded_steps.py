@@ -1,0 +1,275 @@
+"""Steps through buckets, as graphs run them, compute what plain steps do; and what a step costs the host is counted:
+one read of the device, one buffer sent, nothing that grows with what is cached."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hypic.config import EngineConfig
+from hypic.engine.chain import Chain, RowLink
+from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.kernel_arrays import arrays, decode_arrays
+from hypic.engine.kernel_buffer import Sent
+from hypic.engine.loop import EngineLoop
+from hypic.engine.read_back import ReadBack, packed, unpacked
+from hypic.engine.runner import Runner
+from hypic.engine.sampler import SamplingState
+from hypic.engine.slot_table import SlotTable
+from hypic.types import SamplingParams
+from tests.engine.harness import POLICY, TOLERANCE, Checkpoints, few_segments, live, many_segments, relative, seg
+from tests.engine.recorded import with_recorded_steps
+from tests.engine.test_kernel_steps import rows_chosen_from
+
+LIMIT = TOLERANCE["float32"]
+PROMPTS = [many_segments(), few_segments(), [live(33, 4)], [seg(90, 5), live(70, 6)]]
+SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_context": 4096}
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Runner]:
+    known = Checkpoints(lambda name: tmp_path_factory.mktemp(name))
+
+    def loaded(name: str, kernels: str) -> Runner:
+        config = EngineConfig(**SETTINGS, max_running=8, kernels=kernels)
+        runner = Runner.load(known.folder(name), config)
+        return with_recorded_steps(runner) if kernels == "on" else runner
+
+    return loaded
+
+
+def error(plain: Runner, recorded: Runner) -> float:
+    """The largest difference between logits that tokens were chosen from, cold, warm, and in another order."""
+    found = 0.0
+    for asked in (PROMPTS, PROMPTS[:1], PROMPTS[::-1]):
+        expected, seen = (rows_chosen_from(loaded, asked, 5) for loaded in (plain, recorded))
+        if any(len(seen[id]) != len(rows) for id, rows in expected.items()):
+            return float("inf")  # one of them ended as not finite
+        found = max(found, *(relative(torch.stack(seen[id]), torch.stack(rows)) for id, rows in expected.items()))
+    return found
+
+
+@pytest.mark.parametrize("name", ["qwen", "minimax", "qwen-conv-2", "qwen-attention"])
+def test_steps_through_buckets_compute_what_plain_steps_do(name: str, load: Callable[[str, str], Runner]) -> None:
+    recorded = load(name, "on")
+    assert error(load(name, "off"), recorded) < LIMIT
+    assert recorded.graphs is not None and recorded.graphs.num_replays > 8
+
+
+def _unsent(self: SlotTable, row: int, context: np.ndarray, num_own: int) -> None:
+    """What other steps have written is never brought to the table."""
+
+
+def _unwritten(self: SlotTable, places: torch.Tensor, slots: torch.Tensor) -> None:
+    """A step's own tokens never come into the table."""
+
+
+@pytest.mark.parametrize(("method", "faulty"), [("send", _unsent), ("write", _unwritten)])
+def test_a_table_that_lacks_slots_shows(
+    method: str, faulty: Any, load: Callable[[str, str], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, recorded = load("qwen", "off"), load("qwen", "on")
+    monkeypatch.setattr(SlotTable, method, faulty)
+    assert error(plain, recorded) > 100 * LIMIT
+
+
+@pytest.mark.parametrize("conv_width", [1, 2, 4])
+@pytest.mark.parametrize("num_chains", [1, 5])
+def test_a_decode_step_is_packed_as_any_other(num_chains: int, conv_width: int) -> None:
+    draw = np.random.default_rng(num_chains)
+    chains = []
+    for number in range(num_chains):
+        position = int(draw.integers(1, 90))
+        slots = draw.integers(0, 1000, position + 1)
+        row = RowLink([int(draw.integers(0, 500))], position, slots[position:])
+        initial = 0 if number == 2 else 3 * number + 1
+        chains.append(Chain([row], slots, initial, 3 * number + 2, wants_logits=number != 1, table_row=number))
+    expected, num_outputs = arrays(chains, conv_width, 16, gathers=False)
+    expected = {
+        name: expected[name] for name in expected if name not in ("slotted_elements", "copies_from", "copies_to")
+    }
+    found = decode_arrays(chains, conv_width, 16)
+    assert num_outputs == num_chains and found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype == np.int32
+        assert found[name].shape == values.shape and (found[name] == values).all(), name
+
+
+def test_padding_is_whole_again_after_a_longer_step() -> None:
+    blank = {"numbers": np.full(6, -7, dtype=np.int32), "pairs": np.full((3, 2), 9, dtype=np.int32)}
+    sent = Sent(blank, torch.device("cpu"))
+    for count in (6, 2, 0, 3):
+        contents = {"numbers": np.arange(count, dtype=np.int32), "pairs": np.ones((count // 2, 2), dtype=np.int32)}
+        sent.write(contents)
+        assert sent["numbers"].tolist() == [*range(count), *[-7] * (6 - count)]
+        assert sent["pairs"].tolist() == [[1, 1]] * (count // 2) + [[9, 9]] * (3 - count // 2)
+    with pytest.raises(AssertionError, match="does not fit"):
+        sent.write({"numbers": np.arange(7, dtype=np.int32)})
+
+
+@pytest.mark.parametrize("num_flags", [0, 1, 5, 260])
+def test_what_is_read_back_together_comes_apart_as_it_was(num_flags: int) -> None:
+    flags, half = torch.arange(num_flags) % 3 == 0, torch.randn(3, 2).bfloat16()
+    ids, scores = torch.tensor([2**40, -1, 7]), torch.randn(2, 5)
+    tensors = [flags, ids, scores, half, scores.double()[:, ::2], torch.tensor(True)]
+    for found, expected in zip(unpacked(packed(tensors), tensors), tensors, strict=True):
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+
+
+@pytest.mark.gpu
+def test_what_a_gpu_is_at_is_read_back_once_it_is_done() -> None:
+    numbers = torch.arange(6, device="cuda").view(2, 3)
+    torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # cycles: the host is here long before
+    flags, doubled = numbers % 2 == 0, numbers * 2
+    read_back = ReadBack([flags, doubled, numbers.half()])
+    assert not read_back.has_come
+    found = read_back.wait()
+    assert read_back.has_come and not any(tensor.is_cuda for tensor in found)
+    assert torch.equal(found[0], torch.arange(6).view(2, 3) % 2 == 0) and found[1].tolist() == [[0, 2, 4], [6, 8, 10]]
+    assert found[2].dtype == torch.float16 and found[2].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+# -- what a step costs the host --------------------------------------------------------------------------------------
+
+READS = ("cpu", "item", "tolist", "__bool__", "__int__", "__float__", "__index__")
+
+
+class Counts:
+    """Reads of tensors before a step's one wait, waits, and copies to the device; by step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, int]] = []
+        self.is_launched = False
+
+    def note(self, what: str) -> None:
+        if self.is_launched:
+            self.steps[-1][what] += 1
+
+
+@contextmanager
+def counted(runner: Runner, patch: pytest.MonkeyPatch) -> Iterator[Counts]:
+    """Counts everything but what happens inside of a replay, which is the device's."""
+    counts, launch, wait = Counts(), Runner.launch, ReadBack.wait
+    assert runner.graphs is not None
+    graphs = [recorded.graph for recorded in (*runner.graphs.decodes, *runner.graphs.warm)]
+
+    def launching(self: Runner, chains: Sequence[Chain]) -> Any:
+        counts.steps.append({"reads": 0, "waits": 0, "copies": 0})
+        counts.is_launched = True
+        return launch(self, chains)
+
+    def waiting(self: ReadBack) -> Any:
+        counts.note("waits")
+        counts.is_launched = False
+        return wait(self)
+
+    def watched(name: str, what: str) -> None:
+        sound = getattr(torch.Tensor, name)
+
+        def noting(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if not any(graph.is_running for graph in graphs):  # type: ignore[attr-defined]
+                counts.note(what)
+            return sound(self, *args, **options)
+
+        within.setattr(torch.Tensor, name, noting)
+
+    with patch.context() as within:
+        within.setattr(Runner, "launch", launching)
+        within.setattr(ReadBack, "wait", waiting)
+        for name in READS:
+            watched(name, "reads")
+        watched("copy_", "copies")
+        yield counts
+
+
+def drive(engine: Engine, id: str, num_segments: int, num_tokens: int, **sampling: Any) -> None:
+    prompt = [live(9, 1), *(seg(40, 10 + n) for n in range(num_segments)), live(12, 2)]
+    engine.add(Task(id, prompt, SamplingParams(max_tokens=num_tokens, ignore_eos=True, **sampling), POLICY))
+    while engine.has_work:
+        engine.step()
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 1}, {"logprobs": 2}], ids=str)
+@pytest.mark.parametrize("num_segments", [2, 9])
+def test_a_step_reads_once_and_sends_once(
+    num_segments: int, sampling: dict[str, Any], load: Callable[[str, str], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load("qwen", "on")
+    engine = Engine(runner, Vocabulary(str), 8, 8192, None)
+    drive(engine, "cold", num_segments, 1)
+    engine.store.remove(next(entry.key for entry in engine.store if entry.is_snapshot))
+    monkeypatch.setattr(SamplingState, "uniform", lambda self: 0.5)  # it is the host's own, but reads a tensor as well
+    with counted(runner, monkeypatch) as counts:
+        drive(engine, "warm", num_segments, 6, **sampling)
+    assert len(counts.steps) == 6, "one step for the prompt and one for every further token"
+    assert all(step["waits"] == 1 and step["reads"] == 0 for step in counts.steps)
+    # The buffer of a step's numbers, and before the first one the cached token slots.
+    assert [step["copies"] for step in counts.steps] == [2, 1, 1, 1, 1, 1]
+
+
+def test_requests_are_taken_in_while_the_device_is_at_a_step(load: Callable[[str, str], Runner]) -> None:
+    """And what they are answered does not depend on it."""
+    runner = load("qwen", "on")
+    answers = []
+    for is_early in (False, True):
+        engine = Engine(runner, Vocabulary(str), 8, 8192, None)
+        late, tokens = Task("late", few_segments(), SamplingParams(max_tokens=4, ignore_eos=True), POLICY), []
+
+        def take_in(read_back: ReadBack, engine: Engine = engine, late: Task = late) -> None:
+            engine.meanwhile = lambda read_back: None
+            engine.add(late)
+
+        engine.add(Task("first", many_segments(), SamplingParams(max_tokens=4, ignore_eos=True), POLICY))
+        if is_early:
+            engine.meanwhile = take_in
+            tokens += engine.step()
+        else:
+            tokens += engine.step()
+            engine.add(late)
+        while engine.has_work:
+            tokens += engine.step()
+        answers.append([(emission.id, emission.result.token_ids) for emission in tokens])  # type: ignore[union-attr]
+        engine.store.clear()
+    assert answers[0] == answers[1] and {id for id, _ in answers[0]} == {"first", "late"}
+
+
+def test_what_is_no_request_waits_for_the_end_of_a_step(
+    load: Callable[[str, str], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so does what came after it: a request that is called off is so even if both came during one step."""
+    runner, launch = load("qwen", "on"), Runner.launch
+    is_at_it, may_go_on = threading.Event(), threading.Event()
+
+    def held_up(self: Runner, chains: Sequence[Chain]) -> Any:
+        is_at_it.set()
+        assert may_go_on.wait(timeout=30)
+        return launch(self, chains)
+
+    monkeypatch.setattr(Runner, "launch", held_up)
+    monkeypatch.setattr(ReadBack, "has_come", False)
+    loop = EngineLoop(Engine(runner, Vocabulary(str), 8, 8192, None))
+    heard: dict[str, queue.SimpleQueue[Emission]] = {id: queue.SimpleQueue() for id in ("a", "b", "c")}
+
+    def submit(id: str) -> None:
+        sampling = SamplingParams(max_tokens=3, ignore_eos=True)
+        loop.submit(Task(id, few_segments(), sampling, POLICY), heard[id].put)
+
+    submit("a")
+    assert is_at_it.wait(timeout=30)
+    submit("b")
+    loop.abort("b")
+    submit("c")
+    may_go_on.set()
+    for id in ("a", "c"):
+        while not heard[id].get(timeout=30).is_last:
+            pass
+    assert loop.call(lambda engine: (engine.scheduler.running, list(engine.scheduler.waiting))) == ({}, [])
+    assert heard["b"].empty()
+    loop.close()
