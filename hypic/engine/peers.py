@@ -38,8 +38,7 @@ from hypic.engine.trust import Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
-MOST_ATTEMPTS = 2
-TICK_S = 0.05
+MOST_ATTEMPTS, TICK_S = 2, 0.05
 NO_LINK = LinkCost(0.0, 0.0)
 # What a pending canary has for its attempt.
 CANARY = -1
