@@ -13,8 +13,10 @@ from torch import Tensor
 
 from hypic.engine.kernel_buffer import Sent
 from hypic.engine.pool import Pool
+from hypic.engine.run_arrays import RoundCounts
 from hypic_kernels.attention import Plan as AttentionPlan
 from hypic_kernels.compose import Chains
+from hypic_kernels.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,24 @@ class Slotted:
 
 
 @dataclass(frozen=True)
+class Round:
+    """Rows that are run side by side, one of each run, from the states ``initial [R]``: slots of the pool in the first
+    round, then places among the states after the round before. All int64 but ``rows``.
+
+    The state after row ``write_places[p]`` goes to ``write_slots[p]``; maps of the first ``rows.num_folds`` rows to
+    ``fold_states`` and ``fold_transitions``, after what is there if the round ``is_continued``.
+    """
+
+    rows: Rows
+    initial: Tensor
+    write_slots: Tensor
+    write_places: Tensor
+    fold_states: Tensor
+    fold_transitions: Tensor
+    is_continued: bool
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """Device tensors, int32 unless torch's own indexing reads them (int64).
 
@@ -45,6 +65,7 @@ class KernelPlan:
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
     ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64). ``slotted`` is
     the same for a scan that writes into state slots itself; of decoding there is none.
+    Tokens of runs stand in none of these, but in ``rounds``.
     ``element_turns [E]``: the number of an element's interior, -1 for chunks. ``gathers``: the chains' source 1 are the
     interiors, gathered and moved, in their order, instead of the pool's entries.
     """
@@ -69,15 +90,17 @@ class KernelPlan:
     folds: Folds | None
     attention: AttentionPlan | None
     final_attention: AttentionPlan | None
+    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers that decide shapes: chunks' maps, states wanted before elements, chains."""
+    """Numbers that decide shapes: chunks' maps, states wanted before elements, rounds of runs."""
 
     num_chunks: int
     num_outputs: int
     gathers: bool
+    rounds: tuple[RoundCounts, ...] = ()
 
 
 def kernel_plan(
@@ -106,7 +129,23 @@ def kernel_plan(
         folds=_folds(sent, counts, pool) if has_folds else None,
         attention=attention,
         final_attention=final_attention,
+        rounds=tuple(_round(sent, f"run{number}_", count) for number, count in enumerate(counts.rounds)),
     )
+
+
+def _round(sent: Sent, prefix: str, counts: RoundCounts) -> Round:
+    names = ("initial", "write_slots", "write_places", "fold_states", "fold_transitions")
+    initial, write_slots, write_places, states, transitions = (sent.long(prefix + name) for name in names)
+    rows = Rows(
+        tokens=sent[f"{prefix}tokens"],
+        cu_seqlens=sent[f"{prefix}cu_seqlens"],
+        chunk_indices=sent[f"{prefix}chunk_indices"],
+        chunk_offsets=sent[f"{prefix}chunk_offsets"],
+        num_folds=len(states),
+        num_fold_tokens=counts.num_fold_tokens,
+        num_fold_chunks=counts.num_fold_chunks,
+    )
+    return Round(rows, initial, write_slots, write_places, states, transitions, counts.is_continued)
 
 
 def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:

@@ -4,7 +4,6 @@ operator of torch creeps in between the fused ones."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypic.engine.layers.attention import Attention
 from hypic.engine.runner import Runner
 from tests.engine.harness import Bench, few_segments
 from tests.engine.launches import Launches, as_on_a_gpu
-from tests.engine.models.test_every_family import BUILDERS
+from tests.engine.models.every_model import BUILDERS
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_context": 4096}
 # Of a layer: the mixer's part of a warm step, of a decode step, and what feeds forward.
@@ -34,19 +33,23 @@ GATE = 2
 LAST = 4
 
 
-def counted(name: str, patch: pytest.MonkeyPatch, folder: Any) -> tuple[Runner, list[Sequence[Counter[str]]]]:
+def counted(name: str, patch: pytest.MonkeyPatch, folder: Any) -> tuple[Runner, list[list[Counter[str]]]]:
     """Launches of every layer in every step of an answer whose segments are cached: a warm step, then decode steps."""
     loaded = Runner.load(BUILDERS[name](folder / name), EngineConfig(**SETTINGS, max_running=4, kernels="on"))
     bench, launches = Bench(loaded, kernels="on"), Launches()
     bench.ask(few_segments(), max_tokens=2)
     as_on_a_gpu(patch, launches)
-    found: list[list[Counter[str]]] = [[] for _ in loaded.model.layers]
+    found: list[list[Counter[str]]] = [[] for _ in layers_of(loaded)]
     with ExitStack() as stack:
-        for layer, own in zip(loaded.model.layers, found, strict=True):
+        for layer, own in zip(layers_of(loaded), found, strict=True):
             stack.enter_context(launches.of(layer, own))
         stack.enter_context(launches)
         bench.ask(few_segments(), max_tokens=3)
     return loaded, found
+
+
+def layers_of(loaded: Runner) -> Any:
+    return loaded.model.layers  # type: ignore[attr-defined]
 
 
 def bound(layer: Any, is_decode: bool, is_last: bool) -> int:
@@ -61,7 +64,7 @@ def test_no_layer_launches_more_than_its_fused_kernels(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     loaded, found = counted(name, monkeypatch, tmp_path)
-    for number, (layer, steps) in enumerate(zip(loaded.model.layers, found, strict=True)):
+    for number, (layer, steps) in enumerate(zip(layers_of(loaded), found, strict=True)):
         is_last = number == len(found) - 1
         warm, decode = sum(steps[0].values()), sum(steps[-1].values())
         assert 0 < warm <= bound(layer, False, is_last), f"layer {number}: {dict(steps[0])}"
@@ -80,7 +83,7 @@ def test_the_count_sees_plain_operators(monkeypatch: pytest.MonkeyPatch, tmp_pat
     loaded, found = counted("bailing_moe_linear", monkeypatch, tmp_path)
     excess = [
         sum(steps[0].values()) - bound(layer, False, False)
-        for layer, steps in zip(loaded.model.layers, found, strict=True)
+        for layer, steps in zip(layers_of(loaded), found, strict=True)
     ]
     assert min(excess) > 0
 

@@ -61,9 +61,7 @@ def run(args: argparse.Namespace) -> int:
     contexts = args.context or [1024 if is_small(device, made) else 16384]
     longest = max(contexts) + TAIL_TOKENS + args.steps + args.warmup + 16
     # A context is as long as a segment would have to be for this split of memory.
-    settings = with_defaults(
-        settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=longest
-    )
+    settings = with_defaults(settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=longest)
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
         records = [

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from hypic_kernels.delta import layout
+from hypic_kernels.delta import gathering, layout
 from hypic_kernels.delta import reading as reading_kernel
 from hypic_kernels.delta import scanning as scanning_kernel
 from hypic_kernels.delta import stepping as stepping_kernel
@@ -64,5 +64,15 @@ def _of(case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
         yield f"read {case} {read}", reading_kernel.read(*arguments, read_precision(dtype), read)
     yield from _scans(p, case, every)
     if size == 16:
+        yield from _of_rows(p, case)
         for step in layout.step_candidates(key_dim, value_dim)[:stop]:
             yield f"step {case} {step}", stepping_kernel.step(*p.tokens, pool, *slots, p.rule, p.norm, p.v, step)
+
+
+def _of_rows(p: Problem, case: _Case) -> Iterator[tuple[str, Launch]]:
+    """What stands before and after rows that carry their state."""
+    tokens, gates = p.chunks[0].contiguous(), torch.empty((2, case.size, p.g.shape[1]))
+    q, v = p.q.contiguous(), p.v.contiguous()
+    yield f"gather {case}", gathering.gather(p.q, tokens, q, 1e-6)
+    yield f"gate {case}", gathering.gate(p.g, p.beta, tokens, p.rule, gates[0], gates[1])
+    yield f"scatter {case}", gathering.scatter(v, tokens, p.norm, p.v)

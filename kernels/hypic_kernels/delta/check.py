@@ -19,6 +19,7 @@ from hypic_kernels.delta.layout import (
 from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.delta.rule import SCAN_TOLERANCE, TOLERANCE, GatedNorm, Precision, Rule, ScanPrecision
 from hypic_kernels.delta.walk import Walk
+from hypic_kernels.rows import Rows
 from hypic_kernels.trust import relative_error
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
@@ -138,6 +139,47 @@ class StepVariant:
         exact[writes[writes >= 0].long()] = after[writes >= 0]
         kernel.step(*problem.tokens, pool, reads, writes, problem.rule, norm, out, self.config).run()
         return max(relative_error(out, reference.normed(outputs, norm)), relative_error(pool, exact))
+
+
+@dataclass(frozen=True)
+class RunVariant:
+    """fla measures its layouts at the first call with so many heads of such a size, whatever the rows: so the check has
+    the layer's own, and rows as long as those that will be run come first."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_k_heads: int
+    num_v_heads: int
+    key_dim: int
+    value_dim: int
+    is_raw: bool
+    has_norm: bool
+
+    TUNED = (4096,)
+    CHECKED = (130, 64, 1, 37)
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE["bf16"]
+
+    def measure(self) -> float:
+        self._ran(self.TUNED, 1)
+        problem, rows, initial, results = self._ran(self.CHECKED, 2)
+        wide = problem.wide()
+        plain, *exact = reference.run(*wide.tokens, rows, initial.double(), wide.rule)
+        exact = [reference.normed(plain, wide.norm if self.has_norm else None), *exact]
+        return max(map(relative_error, results, exact))
+
+    def _ran(self, lengths: tuple[int, ...], num_folds: int) -> tuple[Problem, Rows, Tensor, tuple[Tensor, ...]]:
+        """The problem, and outputs, final states and transitions."""
+        from hypic_kernels.delta import chunked
+
+        shape = Shape(self.key_dim, self.value_dim, self.num_k_heads, self.num_v_heads, 64, lengths, 0)
+        problem = Problem.random(shape, dtype=self.dtype, is_raw=self.is_raw, device=self.device)
+        rows, initial = Rows.of(lengths, num_folds, self.device), problem.states[: len(lengths)].contiguous()
+        out = torch.full_like(problem.v, torch.nan, memory_format=torch.contiguous_format)
+        norm = problem.norm if self.has_norm else None
+        return problem, rows, initial, (out, *chunked.run(*problem.tokens, rows, initial, problem.rule, norm, out))
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,9 @@ def gated_group_norm(
 ) -> Tensor:
     """``rms(x) * weight * sigmoid(gate)``, the norm over each of ``num_groups`` equal parts of the last axis.
 
-    ``x, gate [N, size]``, rows of any pitch, the result in the type of ``gate``; ``weight [size]``. With ``silu`` that is
-    the gate's activation. ``gates_first``: the norm is of ``x`` times the gate. Computed in float32 and rounded once.
+    ``x, gate [N, size]``, rows of any pitch, the result in the type of ``gate``; ``weight [size]``. With ``silu``
+    that is the gate's activation; with ``gates_first`` the norm is of ``x`` times the gate. Computed in float32,
+    rounded once.
 
     Raises:
         PointwiseError: shapes do not fit, or rows do not lie side by side.

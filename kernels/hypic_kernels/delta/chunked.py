@@ -1,0 +1,178 @@
+"""Pieces of flash-linear-attention (fla) that run rows of the gated delta rule chunk by chunk, and how they are called.
+
+fla and Triton are imported only when they are asked for.
+
+With ``G`` the running sum of ``g`` within a chunk, fla's pieces give the WY form of arXiv 2412.06464: ``w, u`` of every
+chunk at once; then, chunk after chunk, ``v' = u - w S`` and ``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of
+every chunk at once. The transition of a row is the same walk from the identity with ``u = 0``. Operands of products are
+bfloat16, sums float32, the state between chunks float32; so a result is off by some 2^-9 of its size, as fla's own are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hypic_kernels.delta.rule import GatedNorm, Rule
+from hypic_kernels.rows import CHUNK, Rows
+
+MAX_KEY_DIM = 256
+_LOG2_E = 1 / math.log(2)
+
+
+class Pieces(NamedTuple):
+    """fla's functions, by what they give."""
+
+    sums: Callable[..., Tensor]
+    w_u: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    states: Callable[..., tuple[Tensor, Tensor | None, Tensor]]
+    outputs: Callable[..., Tensor]
+
+
+@functools.cache
+def pieces() -> Pieces | None:
+    """fla's functions, or ``None`` where fla is not installed or is of a version that takes other arguments."""
+    if find_spec("fla") is None:
+        return None
+    try:
+        from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_h
+        from fla.ops.common.chunk_o import chunk_fwd_o
+        from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
+        from fla.ops.utils import chunk_local_cumsum
+    except ImportError:
+        return None
+    found = Pieces(chunk_local_cumsum, chunk_gated_delta_rule_fwd_intra, chunk_gated_delta_rule_fwd_h, chunk_fwd_o)
+    taken = (
+        {"scale", "chunk_indices"},
+        {"chunk_size", "chunk_indices"},
+        {"initial_state", "chunk_size", "save_new_value", "chunk_indices", "chunk_offsets"},
+        {"scale", "chunk_size", "chunk_indices"},
+    )
+    is_known = all(names <= _parameters(piece) for piece, names in zip(found, taken, strict=True))
+    return found if is_known else None
+
+
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+class Gathered(NamedTuple):
+    """Tokens in the order of rows: ``q, k [1, n, Hk, K]`` normalised, ``v [1, n, Hv, V]``, ``g, beta [1, n, Hv]``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+
+
+def gathered(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, rule: Rule) -> Gathered:
+    """By this package's kernels; ``g`` is the logarithm of the decay, in float32."""
+    from hypic_kernels.delta import gathering
+
+    size, eps = len(rows.tokens), rule.eps if rule.normalise else None
+    heads = [x.new_empty((1, size, *x.shape[1:])) for x in (q, k, v)]
+    gates = [g.new_empty((1, size, g.shape[1]), dtype=torch.float32) for _ in range(2)]
+    for x, out, norm in zip((q, k, v), heads, (eps, eps, None), strict=True):
+        gathering.gather(x, rows.tokens, out, norm).run()
+    gathering.gate(g, beta, rows.tokens, rule, *gates).run()
+    return Gathered(*heads, *gates)
+
+
+class Chunked(NamedTuple):
+    """What the chunks of rows are before their states are known: running sums ``g`` of base 2, and ``w``, ``u``."""
+
+    g: Tensor
+    w: Tensor
+    u: Tensor
+
+
+def chunked(x: Gathered, rows: Rows) -> Chunked:
+    known = _known()
+    where = {"cu_seqlens": rows.cu_seqlens, "chunk_indices": rows.chunk_indices, "chunk_size": CHUNK}
+    g = known.sums(x.g, scale=_LOG2_E, **where)
+    w, u, _ = known.w_u(k=x.k, v=x.v, g=g, beta=x.beta, **where)
+    return Chunked(g, w, u)
+
+
+def walked(x: Gathered, made: Chunked, rows: Rows, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """States before chunks ``[1, M, Hv, K, V]``, corrected values ``[1, n, Hv, V]``, final states ``[R, Hv, K, V]``."""
+    states, values, final = _known().states(
+        k=x.k, w=made.w, u=made.u, g=made.g, initial_state=initial, output_final_state=True, **_placed(rows)
+    )
+    assert values is not None, "corrected values were asked for"
+    return states, values, final
+
+
+def transitions(x: Gathered, made: Chunked, rows: Rows) -> Tensor:
+    """``T [F, Hv, K, K]`` of the first rows: the walk from the identity, with no values to add."""
+    folds, (num_heads, size) = rows.folds(), made.w.shape[2:]
+    unit = torch.eye(size, dtype=torch.float32, device=made.w.device).expand(rows.num_folds, num_heads, size, size)
+    nothing = made.u.new_zeros((1, rows.num_fold_tokens, num_heads, size))
+    _, _, found = _known().states(
+        k=x.k,
+        w=made.w,
+        u=nothing,
+        g=made.g,
+        initial_state=unit.contiguous(),
+        output_final_state=True,
+        save_new_value=False,
+        **_placed(folds),
+    )
+    return found
+
+
+def outputs(x: Gathered, made: Chunked, rows: Rows, states: Tensor, values: Tensor, scale: float) -> Tensor:
+    """``[1, n, Hv, V]`` in the order of rows, without the norm."""
+    where = {"cu_seqlens": rows.cu_seqlens, "chunk_indices": rows.chunk_indices, "chunk_size": CHUNK}
+    return _known().outputs(q=x.q, k=x.k, v=values, h=states, g=made.g, scale=scale, **where)
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    rows: Rows,
+    initial: Tensor,
+    rule: Rule,
+    norm: GatedNorm | None,
+    out: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The twin of ``reference.run`` and ``reference.normed``, into the rows of ``out`` that ``rows`` names."""
+    from hypic_kernels.delta import gathering
+
+    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+        x = gathered(q, k, v, g, beta, rows, rule)
+        made = chunked(x, rows)
+        states, values, final = walked(x, made, rows, initial)
+        found = outputs(x, made, rows, states, values, rule.scale)
+        gathering.scatter(found, rows.tokens, norm, out).run()
+        if not rows.num_folds:
+            return final, final.new_empty((0, *final.shape[1:2], k.shape[2], k.shape[2]))
+        return final, transitions(x, made, rows)
+
+
+def _known() -> Pieces:
+    found = pieces()
+    assert found is not None, "fla is not installed, or is of another version"
+    return found
+
+
+def _placed(rows: Rows) -> dict[str, Any]:
+    """Given whole: what fla would compute of them itself, it would ask the device for."""
+    return {
+        "cu_seqlens": rows.cu_seqlens,
+        "chunk_indices": rows.chunk_indices,
+        "chunk_offsets": rows.chunk_offsets,
+        "chunk_size": CHUNK,
+    }
