@@ -35,7 +35,6 @@ from hypic_apps.cli.errors import CommandError
 
 NO_TEXT = Vocabulary(decode=lambda ids: "")
 USABLE_S = 120.0
-TOLD_S = 10.0
 Tokens = tuple[int, ...]
 
 
@@ -152,16 +151,6 @@ class Rig:
     def forget_here(self) -> None:
         """Empty this worker's store."""
         self.started.loop.call(lambda engine: engine.store.clear())
-
-    def wait_told(self, count: int) -> bool:
-        """Until so many entries are known to lie elsewhere; whether they came to be."""
-        assert self.workers is not None, "others hold nothing if there are none"
-        deadline_s, view = time.monotonic() + TOLD_S, self.workers.peers.view
-        while sum(len(peer.held) for peer in list(view.peers.values())) < count:
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.02)
-        return True
 
     def images(self) -> dict[bytes, EntryImage]:
         def read(engine: Engine) -> dict[bytes, EntryImage]:
