@@ -34,7 +34,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.pool",),
     ("hypic.engine.plan",),
     ("hypic.engine.chain",),
-    ("hypic.engine.conv_plan", "hypic.engine.scan_plan"),
+    ("hypic.engine.conv_plan", "hypic.engine.scan_plan", "hypic.engine.run_arrays"),
     ("hypic.engine.kernel_arrays",),
     ("hypic.engine.kernel_buffer",),
     ("hypic.engine.kernel_plan",),
@@ -57,7 +57,8 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.rehearsal",),
     ("hypic.engine.runner",),
     ("hypic.engine.speed",),
-    ("hypic.engine.request",),
+    ("hypic.engine.request", "hypic.engine.task"),
+    ("hypic.engine.answer",),
     ("hypic.engine.jobs", "hypic.engine.work"),
     ("hypic.engine.lookup",),
     ("hypic.engine.admission",),
@@ -69,6 +70,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.inspect",),
     ("hypic.engine.loop",),
     ("hypic.engine.payload",),
+    ("hypic.engine.trust",),
     ("hypic.engine.peers",),
     ("hypic.engine.calibrate",),
     ("hypic.engine.lending",),
@@ -109,7 +111,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
         *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.work", "hypic.engine.engine"),
-        *("hypic.engine.sampler", "hypic.engine.tokenizer", "hypic.engine.weights"),
+        *("hypic.engine.sampler", "hypic.engine.task", "hypic.engine.tokenizer", "hypic.engine.weights"),
     ),
 }
 

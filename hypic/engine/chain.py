@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -65,7 +66,7 @@ class Chain:
     compose: str = "transition"
     table_row: int | None = None
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(len(link.ids) for link in self.links if isinstance(link, RowLink))
 

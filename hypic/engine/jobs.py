@@ -35,9 +35,6 @@ class Away(Protocol):
     def withdraw(self, job: Encode) -> None:
         """Nobody needs an encode any more that is done elsewhere."""
 
-    def ran(self, num_tokens: Sequence[int], seconds: float) -> None:
-        """A step here encoded so many tokens of each of several segments."""
-
 
 @dataclass
 class Jobs:

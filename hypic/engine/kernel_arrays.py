@@ -5,9 +5,10 @@ What the numbers mean stands with ``KernelPlan`` and with each kernel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as joined
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,26 +87,52 @@ class Elements:
         return outputs, places
 
 
-def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: bool) -> tuple[dict[str, Ints], int]:
-    """All of a step but its attention, by name, unpadded; and how many states before elements it wants."""
+def arrays(
+    chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: bool, runs: Collection[int] = ()
+) -> tuple[dict[str, Ints], int]:
+    """All of a step but its attention, by name, unpadded; and how many states before elements it wants.
+
+    Chains whose numbers are ``runs`` have no maps: their tokens stand in no chunk.
+    """
     rows = [link for chain in chains for link in chain.links if isinstance(link, RowLink)]
-    elements = Elements.of(chains, chunk_size, gathers)
-    num_outputs, places = elements.wanted()
     lengths = np.asarray([len(row.ids) for row in rows])
     num_tokens = int(lengths.sum())
-    writes = {chain.final_slot: -1 - number for number, chain in enumerate(chains)}
-    writes.update({slot: places[chain, element] for chain, element, slot in elements.snapshots})
     firsts = np.asarray([row.position for row in rows]) - (np.cumsum(lengths) - lengths)
-    chunks, inverse = _chunks(lengths, chunk_size, num_tokens)
+    mapped = [chain for number, chain in enumerate(chains) if number not in runs]
+    made, num_outputs = _mapped_arrays(mapped, _tokens_but(chains, runs), num_tokens, chunk_size, gathers)
     found = {
         "ids": np.fromiter(joined.from_iterable(row.ids for row in rows), np.int32, num_tokens),
         "positions": np.repeat(firsts, lengths) + np.arange(num_tokens),
         "kv_slots": np.concatenate([row.kv_slots for row in rows]),
         "finals": np.cumsum([chain.num_tokens for chain in chains])[[chain.wants_logits for chain in chains]] - 1,
+        **made,
+        **_conv_arrays(Tails(chains, conv_width, num_tokens), num_tokens),
+    }
+    return {name: np.asarray(values, dtype=np.int32) for name, values in found.items()}, num_outputs
+
+
+def _tokens_but(chains: Sequence[Chain], runs: Collection[int]) -> Slots:
+    """Numbers of the tokens of all chains but the runs."""
+    lengths = [chain.num_tokens for chain in chains]
+    return np.flatnonzero(np.repeat([number not in runs for number in range(len(chains))], lengths))
+
+
+def _mapped_arrays(
+    chains: Sequence[Chain], tokens: Slots, num_tokens: int, chunk_size: int, gathers: bool
+) -> tuple[dict[str, Any], int]:
+    """Of the chains whose chunks become maps; ``tokens`` of the step are theirs."""
+    elements = Elements.of(chains, chunk_size, gathers)
+    num_outputs, places = elements.wanted()
+    writes = {chain.final_slot: -1 - number for number, chain in enumerate(chains)}
+    writes.update({slot: places[chain, element] for chain, element, slot in elements.snapshots})
+    lengths = [len(link.ids) for chain in chains for link in chain.links if isinstance(link, RowLink)]
+    chunks, inverse = _chunks(np.asarray(lengths, dtype=np.int64), chunk_size, tokens, num_tokens)
+    return {
         "chunks": chunks,
         "token_chunks": inverse,
         "elements": np.asarray(elements.rows).reshape(-1, 4),
         "element_turns": elements.turns,
+        **_slotted_arrays(elements, chains),
         "cu_elements": elements.ends,
         "initial_slots": [chain.initial_slot for chain in chains],
         "final_slots": [chain.final_slot for chain in chains],
@@ -115,9 +142,7 @@ def arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int, gathers: b
         "interior_transitions": [link.transition_slot for link in elements.interiors],
         "interior_origins": [link.origin for link in elements.interiors],
         **(_fold_arrays(elements) if elements.folds else {}),
-        **_conv_arrays(Tails(chains, conv_width, num_tokens), num_tokens),
-    }
-    return {name: np.asarray(values, dtype=np.int32) for name, values in found.items()}, num_outputs
+    }, num_outputs
 
 
 def decode_arrays(chains: Sequence[Chain], conv_width: int, chunk_size: int) -> dict[str, Ints]:
@@ -160,14 +185,29 @@ def _ints(values: Sequence[int]) -> Ints:
     return np.asarray(values, dtype=np.int32)
 
 
-def _chunks(lengths: Slots, size: int, num_tokens: int) -> tuple[Slots, Slots]:
-    """Token numbers by chunk ``[M, C]``, ``num_tokens`` pads, and where each token stands in that, ``[N]``."""
+def _chunks(lengths: Slots, size: int, tokens: Slots, num_tokens: int) -> tuple[Slots, Slots]:
+    """Numbers of ``tokens``, row by row, by chunk ``[M, C]``, padded with ``num_tokens``; where each stands in that."""
     counts = -(-lengths // size)
     first_chunks, first_tokens = np.cumsum(counts) - counts, np.cumsum(lengths) - lengths
-    inverse = np.repeat(first_chunks * size - first_tokens, lengths) + np.arange(num_tokens)
+    inverse = np.repeat(first_chunks * size - first_tokens, lengths) + np.arange(len(tokens))
     chunks = np.full(int(counts.sum()) * size, num_tokens)
-    chunks[inverse] = np.arange(num_tokens)
+    chunks[inverse] = tokens
     return chunks.reshape(-1, size), inverse
+
+
+def _slotted_arrays(elements: Elements, chains: Sequence[Chain]) -> dict[str, Slots]:
+    """The same elements for a scan that writes straight into state slots: what is wanted before an element are
+    snapshots alone, and those at a chain's end are copied from its final slot."""
+    rows = np.asarray(elements.rows).reshape(-1, 4).copy()
+    rows[:, 3] = NOT_WANTED
+    copies = []
+    for chain, element, slot in elements.snapshots:
+        if element == elements.ends[chain + 1]:
+            copies.append((chains[chain].final_slot, slot))
+        else:
+            rows[element, 3] = slot
+    pairs = np.asarray(copies).reshape(-1, 2)
+    return {"slotted_elements": rows, "copies_from": pairs[:, 0], "copies_to": pairs[:, 1]}
 
 
 def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:

@@ -16,21 +16,23 @@ from hypic.engine.kernel_buffer import Sent, resolved
 from hypic.engine.kernel_plan import Counts, kernel_plan
 from hypic.engine.kernel_tiles import Tiling, attention_plan, tile_arrays
 from hypic.engine.pool import Pool
+from hypic.engine.run_arrays import SHORT_ROW, RoundCounts, run_arrays, runs_of
 
 # Rows from which a prompt that is run whole is one dense causal product rather than tiles over pages.
 MIN_DENSE_TOKENS = 512
-SHORT_ROW = 48
 
 
 @dataclass(frozen=True)
 class Geometry:
     """What packing must know of a model: ``paged`` if every full-attention layer reads pages by kernel, in tiles as
-    ``tiling`` says; ``gathers`` if interiors are moved before they are read, rather than as they are."""
+    ``tiling`` says; ``gathers`` if interiors are moved before they are read, rather than as they are. Chains of rows
+    alone are runs where they have ``min_run_tokens`` together; ``None``: no kernel carries a state through them."""
 
     conv_width: int
     paged: bool
     gathers: bool
     tiling: Tiling = Tiling()
+    min_run_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Packed:
     found: dict[str, Ints]
     num_outputs: int
     dense: tuple[slice, ...]
+    rounds: tuple[RoundCounts, ...] = ()
 
 
 def chunk_size_of(chains: Sequence[Chain]) -> int:
@@ -49,18 +52,23 @@ def chunk_size_of(chains: Sequence[Chain]) -> int:
 
 
 def packed(chains: Sequence[Chain], geometry: Geometry, starts: Sequence[int] | None = None) -> Packed:
-    """``starts`` say where each chain's token slots lie in a table that the device holds already."""
+    """``starts`` say where each chain's token slots lie in a table that the device holds already; then there are no
+    runs."""
     spans, decodes = chain_tokens(chains), is_decode(chains)
+    runs = runs_of(chains, None if starts is not None else geometry.min_run_tokens)
     if decodes:
         found, num_outputs = decode_arrays(chains, geometry.conv_width, chunk_size_of(chains)), len(chains)
     else:
-        found, num_outputs = arrays(chains, geometry.conv_width, chunk_size_of(chains), geometry.gathers)
+        size = chunk_size_of([chain for number, chain in enumerate(chains) if number not in runs])
+        found, num_outputs = arrays(chains, geometry.conv_width, size, geometry.gathers, runs)
+    run, rounds = run_arrays([chains[number] for number in runs], [spans[number].start for number in runs])
     is_dense = [geometry.paged and starts is None and _is_dense(chain) for chain in chains]
     if geometry.paged:
         found |= _slot_arrays(chains) if starts is None else _table_arrays(spans, found, starts)
         tile = geometry.tiling.tile(chains, decodes, starts is not None)
         found |= tile_arrays(chains, spans, is_dense, found, tile, geometry.tiling)
-    return Packed(found, num_outputs, tuple(span for span, dense in zip(spans, is_dense, strict=True) if dense))
+    dense = tuple(span for span, whole in zip(spans, is_dense, strict=True) if whole)
+    return Packed(found | run, num_outputs, dense, rounds)
 
 
 def pack(chains: Sequence[Chain], geometry: Geometry, pool: Pool) -> Batch:
@@ -75,7 +83,7 @@ def pack(chains: Sequence[Chain], geometry: Geometry, pool: Pool) -> Batch:
     slots, decodes = sent["slots"] if geometry.paged else None, is_decode(chains)
     tile = geometry.tiling.tile(chains, decodes, is_recorded=False)
     num_keys = 0 if slots is None or tile == 1 else len(slots)
-    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, Room(tile, num_keys))
+    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, Room(tile, num_keys), made.rounds)
     return batch.standing_in(final, contexts, tuple(spans), decodes)
 
 
@@ -89,14 +97,20 @@ class Room:
     is_recorded: bool = False
 
 
-def batch_of(sent: Sent, num_outputs: int, geometry: Geometry, pool: Pool, slots: Tensor | None, room: Room) -> Batch:
+def batch_of(
+    sent: Sent,
+    num_outputs: int,
+    geometry: Geometry,
+    pool: Pool,
+    slots: Tensor | None,
+    room: Room,
+    rounds: tuple[RoundCounts, ...] = (),
+) -> Batch:
     """The batch over arrays that were sent; ``slots`` hold the token slots of the chains' keys."""
-    counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers)
+    counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers, rounds)
     attention = final_attention = None
     if slots is not None:
-        attention = attention_plan(
-            sent, slots, "", sent["positions"], room.tile, room.num_keys, room.is_recorded
-        )
+        attention = attention_plan(sent, slots, "", sent["positions"], room.tile, room.num_keys, room.is_recorded)
         final_attention = attention_plan(sent, slots, "final_", sent["final_positions"], 1, 0, room.is_recorded)
     return Batch(
         ids=sent["ids"],

@@ -75,7 +75,8 @@ class Bucket:
             **dict.fromkeys(PART_ARRAYS, self.parts),
             **dict.fromkeys((f"final_{name}" for name in PART_ARRAYS), self.final_parts),
             "chunks": self.chunks,
-            **dict.fromkeys(("elements", "element_turns"), self.elements),
+            **dict.fromkeys(("elements", "element_turns", "slotted_elements"), self.elements),
+            **dict.fromkeys(("copies_from", "copies_to"), self.writes - self.chains),
             "cu_elements": self.chains + 1,
         }
 
@@ -88,7 +89,7 @@ def padding(found: Arrays, bucket: Bucket, spare: Spare) -> dict[str, Ints]:
         "conv_sources": NOTHING,
         "conv_write_sources": NOTHING,
         "conv_write_slots": NOWHERE,
-        "write_slots": spare.state,
+        **dict.fromkeys(("write_slots", "copies_from", "copies_to"), spare.state),
         "final_slots": NOWHERE,
         "chunks": bucket.tokens,
         "part_tile": NO_TILE,

@@ -6,15 +6,17 @@ for a recorded one whose contents are overwritten before every run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hypic.engine.kernel_buffer import Sent
 from hypic.engine.pool import Pool
+from hypic.engine.run_arrays import RoundCounts
 from hypic_kernels.attention import Plan as AttentionPlan
 from hypic_kernels.compose import Chains
+from hypic_kernels.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,43 @@ class Folds:
 
 
 @dataclass(frozen=True)
+class Slotted:
+    """A step's chains whose states go where they are kept: snapshots before an element to the slot that it names,
+    finals to the plan's ``final_slots``, and those of ``copies_from`` then also to ``copies_to`` (int64)."""
+
+    chains: Chains
+    copies_from: Tensor
+    copies_to: Tensor
+
+
+@dataclass(frozen=True)
+class Round:
+    """Rows that are run side by side, one of each run, from the states ``initial [R]``: slots of the pool in the first
+    round, then places among the states after the round before. All int64 but ``rows``.
+
+    The state after row ``write_places[p]`` goes to ``write_slots[p]``; maps of the first ``rows.num_folds`` rows to
+    ``fold_states`` and ``fold_transitions``, after what is there if the round ``is_continued``.
+    """
+
+    rows: Rows
+    initial: Tensor
+    write_slots: Tensor
+    write_places: Tensor
+    fold_states: Tensor
+    fold_transitions: Tensor
+    is_continued: bool
+
+
+@dataclass(frozen=True)
 class KernelPlan:
     """Device tensors, int32 unless torch's own indexing reads them (int64).
 
     ``conv_sources [N, W]``, ``conv_write_slots [P]``, ``conv_write_sources [P, W-1]``: see ``hypic_kernels.conv``.
     ``chunks [M, C]`` holds token numbers, ``N`` pads; ``token_chunks [N]`` (int64) is its inverse into ``M * C``.
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
-    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64).
+    ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64). ``slotted`` is
+    the same for a scan that writes into state slots itself; of decoding there is none.
+    Tokens of runs stand in none of these, but in ``rounds``.
     ``element_turns [E]``: the number of an element's interior, -1 for chunks. ``gathers``: the chains' source 1 are the
     interiors, gathered and moved, in their order, instead of the pool's entries.
     """
@@ -47,6 +79,7 @@ class KernelPlan:
     element_turns: Tensor
     gathers: bool
     num_outputs: int
+    slotted: Slotted | None
     write_slots: Tensor
     write_places: Tensor
     interior_states: Tensor
@@ -57,15 +90,17 @@ class KernelPlan:
     folds: Folds | None
     attention: AttentionPlan | None
     final_attention: AttentionPlan | None
+    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers that decide shapes: chunks' maps, states wanted before elements, chains."""
+    """Numbers that decide shapes: chunks' maps, states wanted before elements, rounds of runs."""
 
     num_chunks: int
     num_outputs: int
     gathers: bool
+    rounds: tuple[RoundCounts, ...] = ()
 
 
 def kernel_plan(
@@ -83,6 +118,7 @@ def kernel_plan(
         element_turns=sent["element_turns"],
         gathers=counts.gathers,
         num_outputs=counts.num_outputs,
+        slotted=_slotted(sent, counts, pool) if "slotted_elements" in sent else None,
         write_slots=sent.long("write_slots"),
         write_places=sent.long("write_places"),
         interior_states=sent.long("interior_states"),
@@ -93,7 +129,23 @@ def kernel_plan(
         folds=_folds(sent, counts, pool) if has_folds else None,
         attention=attention,
         final_attention=final_attention,
+        rounds=tuple(_round(sent, f"run{number}_", count) for number, count in enumerate(counts.rounds)),
     )
+
+
+def _round(sent: Sent, prefix: str, counts: RoundCounts) -> Round:
+    names = ("initial", "write_slots", "write_places", "fold_states", "fold_transitions")
+    initial, write_slots, write_places, states, transitions = (sent.long(prefix + name) for name in names)
+    rows = Rows(
+        tokens=sent[f"{prefix}tokens"],
+        cu_seqlens=sent[f"{prefix}cu_seqlens"],
+        chunk_indices=sent[f"{prefix}chunk_indices"],
+        chunk_offsets=sent[f"{prefix}chunk_offsets"],
+        num_folds=len(states),
+        num_fold_tokens=counts.num_fold_tokens,
+        num_fold_chunks=counts.num_fold_chunks,
+    )
+    return Round(rows, initial, write_slots, write_places, states, transitions, counts.is_continued)
 
 
 def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
@@ -111,6 +163,13 @@ def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
         num_initial=pool.num_states + 1,
         num_outputs=0 if prefix else counts.num_outputs,
     )
+
+
+def _slotted(sent: Sent, counts: Counts, pool: Pool) -> Slotted:
+    chains = replace(
+        _chains(sent, "", counts, pool), elements=sent["slotted_elements"], num_outputs=pool.num_states + 1
+    )
+    return Slotted(chains, sent.long("copies_from"), sent.long("copies_to"))
 
 
 def _folds(sent: Sent, counts: Counts, pool: Pool) -> Folds:

@@ -1,7 +1,7 @@
 """How a step's tokens are cut into tiles for the attention kernel, and the keys that these see into parts.
 
-Everything here is known on the host: which tokens, which positions, how many keys. ``Tiling`` says how for one model and
-device; ``tile_arrays`` makes the numbers, ``attention_plan`` names them once they are sent.
+All of it follows from what the host knows: which tokens, which positions, how many keys. ``Tiling`` says how for one
+model and device; ``tile_arrays`` makes the numbers, ``attention_plan`` names them once they are sent.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ def tiling_of(heads: Sequence[tuple[paged.HeadDims, int]], dtype: torch.dtype, d
     rows = [paged.most_rows(dims, dtype, chip.shared_bytes) for dims, _ in heads]
     most = min([*rows, *(max(TILE, n // dims.group) for n, (dims, _) in zip(rows, heads, strict=True))])
     tiles = min(most, MOST_SHORT), most, 1
-    lanes = [
+    short_lanes, long_lanes, decode_lanes = (
         min(paged.lanes_of(dims, dtype, tile, num, chip, turns_once=tile > 1) for dims, num in heads) for tile in tiles
-    ]
+    )
     turned_bytes = max(num * dims.rotary_dim * dtype.itemsize for dims, num in heads)
-    return Tiling(tiles[0], tiles[1], *lanes, turned_bytes)
+    return Tiling(tiles[0], tiles[1], short_lanes, long_lanes, decode_lanes, turned_bytes)
 
 
 def tile_arrays(
@@ -82,6 +82,9 @@ def tile_arrays(
     finals = found["finals"]
     made = {"lengths": lengths, "final_positions": found["positions"][finals]}
     tiles = _tiles(spans, is_dense, tile)
+    if tile == 1 and len(finals) == len(lengths) == len(tiles[0]):  # a decode step: its tokens are all wanted
+        named = _named("", tiles, found["positions"], lengths, tiling.decode_lanes)
+        return made | named | {f"final_{name}": values for name, values in named.items()}
     wanting = np.flatnonzero([chain.wants_logits for chain in chains]).astype(np.int32)
     numbers = np.arange(len(wanting), dtype=np.int32)
     wanted = (wanting, numbers, np.ones_like(numbers))

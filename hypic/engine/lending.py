@@ -1,30 +1,53 @@
 """Entries for other workers: from the store if they are there, else encoded now, in batches with all else that waits.
 
-What was encoded stays in this worker's store too, but for a trial's. The engine's thread copies an entry out of the
-pool; all that comes after, its digest and its way to the peer, happens on the connection's thread.
+What was encoded stays in this worker's store too, but for a trial's. The engine's thread only pins an entry: it is
+copied out of the pool, summed up and sent by the connection's thread, while the engine encodes the next ones.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from torch import Tensor
 
 from hypic.engine.calibrate import warming
-from hypic.engine.engine import Emission, Engine
+from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
-from hypic.engine.parallel.cost import EncodeCost
-from hypic.engine.parallel.listener import Answer
+from hypic.engine.parallel.cost import Pace
+from hypic.engine.parallel.listener import Answer, Asked
 from hypic.engine.parallel.messages import Entry, Refused, Want
-from hypic.engine.parallel.streams import Made
+from hypic.engine.parallel.packing import Spec
+from hypic.engine.parallel.streams import Moment
 from hypic.engine.payload import outgoing
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.expiry import is_over
+from hypic.engine.task import Emission
 from hypic.errors import HypicError
 from hypic.types import Segment
 
 logger = logging.getLogger("hypic")
-Reply = Callable[[Answer], None]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Seconds of encodes that wait; keys that came and went; for how long the engine is at one step, 0 if it waits;
+    what its work costs beside what was measured at the start."""
+
+    queued_s: float = 0.0
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    busy_s: float = 0.0
+    scale: float = 1.0
+
+    @property
+    def is_news(self) -> bool:
+        return bool(self.added or self.removed or self.queued_s or self.busy_s)
 
 
 class Lending:
@@ -33,18 +56,24 @@ class Lending:
     def __init__(self, loop: EngineLoop, generation: int) -> None:
         self._loop, self._generation = loop, generation
 
-    def want(self, ask: tuple[int, int], want: Want, reply: Reply) -> None:
-        if want.generation != self._generation:
-            reply(self._refusal(want, f"generation {want.generation} is over"))
-            return
+    def want(self, asked: Sequence[Asked]) -> None:
         started = time.monotonic()
-        self._loop.post(lambda engine: self._serve(engine, ask, want, reply, started))
+
+        def serve(engine: Engine) -> None:
+            for one in asked:
+                self._serve(engine, one, started)
+
+        self._loop.post(serve)
 
     def cancel(self, ask: tuple[int, int]) -> None:
         self._loop.abort(_task_id(ask))
 
-    def _serve(self, engine: Engine, ask: tuple[int, int], want: Want, reply: Reply, started: float) -> None:
+    def _serve(self, engine: Engine, asked: Asked, started: float) -> None:
         """On the engine's thread."""
+        want, reply = asked.want, asked.reply
+        if want.generation != self._generation:
+            reply(self._refusal(want, f"generation {want.generation} is over"))
+            return
         entry = engine.store.find(bytes.fromhex(want.key))
 
         def sink(emission: Emission) -> None:
@@ -56,7 +85,7 @@ class Lending:
             if entry is not None and entry.ids == want.ids and not entry.is_snapshot and not is_over(entry):
                 reply(self._entry(engine, entry, want, 0.0, was_held=True))
             else:
-                self._loop.submit(warming(_task_id(ask), want.ids, segment, want.seam, want.is_trial), sink)
+                self._loop.submit(warming(_task_id(asked.ask), want.ids, segment, want.seam, want.is_trial), sink)
         except HypicError as error:
             reply(self._refusal(want, str(error)))
 
@@ -67,18 +96,35 @@ class Lending:
         if entry is None or entry.ids != want.ids:
             return self._refusal(want, "its tokens make another key here, or it was evicted at once")
         if entry.is_trial:  # after this step, in which others may wait for it too
-            self._loop.post(lambda engine: engine.store.remove(entry.key))
+            self._loop.post(lambda engine: engine.store.forget(entry))
         return self._entry(engine, entry, want, seconds, was_held=False)
 
     def _entry(self, engine: Engine, entry: CachedSegment, want: Want, seconds: float, was_held: bool) -> Answer:
         engine.admission.expiry.end(entry, want.expires_s)
         engine.tiers.renamed(entry)
-        specs, data = outgoing(engine.runner.pool, entry, engine.runner.identity)
-        message = Entry(want.nonce, self._generation, want.key, specs, len(data), 0, seconds, was_held, entry.expires_s)
-        return Answer(message, Made.here(data))
+        message = Entry(want.nonce, self._generation, want.key, (), 0, 0, seconds, was_held, entry.expires_s)
+        return Answer(message, Lent(engine, entry, self._loop))
 
     def _refusal(self, want: Want, reason: str) -> Answer:
         return Answer(Refused(want.nonce, self._generation, reason))
+
+
+class Lent:
+    """An entry that is pinned until it was copied; made on the engine's thread. Implements ``listener.Lease``."""
+
+    def __init__(self, engine: Engine, entry: CachedSegment, loop: EngineLoop) -> None:
+        self._runner, self._entry, self._loop = engine.runner, entry, loop
+        self._made = Moment.now(engine.runner.pool.device)
+        self._has_ended = threading.Lock()
+        engine.store.pin(entry)
+
+    def packed(self) -> tuple[tuple[Spec, ...], Tensor]:
+        self._made.wait()
+        return outgoing(self._runner.pool, self._entry, self._runner.identity)
+
+    def end(self) -> None:
+        if self._has_ended.acquire(blocking=False):
+            self._loop.post(lambda engine: engine.store.unpin(self._entry, is_use=False))
 
 
 def _segment(want: Want) -> Segment:
@@ -96,15 +142,36 @@ def _task_id(ask: tuple[int, int]) -> str:
 
 
 class Shown:
-    """What others were told of a store; ``look`` is called on the engine's thread."""
+    """What others are told of an engine. It is asked without waiting: a long step does not keep anybody from speaking.
 
-    def __init__(self) -> None:
+    Keys that came and went are told once.
+    """
+
+    def __init__(self, loop: EngineLoop, pace: Pace) -> None:
+        self._loop, self._pace = loop, pace
         self._held: set[str] = set()
+        self._seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
+        self._is_asked, self._queued_s = False, 0.0
 
-    def look(self, cost: EncodeCost, engine: Engine) -> tuple[float, tuple[str, ...], tuple[str, ...]]:
-        """Seconds of encodes that wait, and the keys that came and went since the last look."""
+    @property
+    def is_over(self) -> bool:
+        return self._loop.is_over
+
+    def look(self) -> Seen:
+        """What the engine said since the last look; the next answer is asked for."""
+        busy_s, seen = self._loop.busy_s, Seen(self._queued_s)
+        with suppress(queue.Empty):
+            seen, self._is_asked = self._seen.get_nowait(), False
+        self._queued_s = seen.queued_s
+        if not self._is_asked:
+            self._is_asked = True
+            self._loop.post(lambda engine: self._seen.put(self._look(engine)))
+        return replace(seen, busy_s=busy_s, scale=self._pace.cost.scale)
+
+    def _look(self, engine: Engine) -> Seen:
+        cost = self._pace.cost
         queued_s = sum(cost.marginal_s(job.num_left) for job in engine.admission.encoding.values() if not job.away)
         held = {entry.key.hex() for entry in engine.store if not entry.is_snapshot and not entry.is_trial}
         added, removed = tuple(held - self._held), tuple(self._held - held)
         self._held = held
-        return queued_s, added, removed
+        return Seen(queued_s, added, removed)

@@ -9,14 +9,16 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hypic.engine.engine import Emission, Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.read_back import ReadBack
+from hypic.engine.task import Emission, Task
 from hypic.errors import HypicError, RequestAborted, WorkerLost
 
 logger = logging.getLogger("hypic")
@@ -60,6 +62,7 @@ class EngineLoop:
         self._lock = threading.Lock()
         self._closed = False
         self._death: BaseException | None = None
+        self._since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="hypic-engine", daemon=True)
         self._thread.start()
 
@@ -67,6 +70,17 @@ class EngineLoop:
     def engine(self) -> Engine:
         assert self._engine is not None, "a closed loop has no engine"
         return self._engine
+
+    @property
+    def busy_s(self) -> float:
+        """For how long the thread has been at one step or one message; 0 while it waits for either. From any thread."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else max(time.monotonic() - since_s, 1e-6)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was closed or its thread died."""
+        return self._closed or self._death is not None
 
     def submit(self, task: Task, sink: Sink) -> None:
         """Queue a request; ``sink`` is called on the engine's thread and must not block."""
@@ -122,6 +136,7 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._receive():
+                self._since_s = time.monotonic()
                 for emission in self.engine.step():
                     self._deliver(emission)
             self._end(RequestAborted("the engine was closed before this request was answered."))
@@ -145,6 +160,7 @@ class EngineLoop:
     def _is_idle(self) -> bool:
         """Whether there is nothing to do but wait; what the engine puts off until then is done first."""
         while not self.engine.has_work and self._inbox.empty() and not self._put_off:
+            self._since_s = time.monotonic()
             if not self.engine.tend():
                 return True
         return not self.engine.has_work
@@ -154,10 +170,13 @@ class EngineLoop:
         if self._put_off:
             return self._put_off.popleft()
         timeout_s = self.engine.expire() if wait else None
+        self._since_s = None if wait else self._since_s
         try:
             return self._inbox.get(block=wait, timeout=timeout_s)
         except queue.Empty:
             return False
+        finally:
+            self._since_s = time.monotonic()
 
     def _take_in(self, read_back: ReadBack) -> None:
         """Requests that come while the device is at a step are planned then. What is no request waits for the step's

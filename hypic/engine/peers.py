@@ -22,27 +22,28 @@ from torch import Tensor
 
 from hypic.engine.admission import Admission
 from hypic.engine.engine import Engine
+from hypic.engine.parallel import messages
 from hypic.engine.parallel.assign import PLANNERS, Job, Member, Placed
 from hypic.engine.parallel.caller import Caller, Self
 from hypic.engine.parallel.connections import Connections
-from hypic.engine.parallel.cost import EncodeCost, LinkCost
-from hypic.engine.parallel.messages import Cancel, Entry, Hello, Refused
+from hypic.engine.parallel.cost import LinkCost, Pace
+from hypic.engine.parallel.messages import Beat, Cancel, Entry, Hello, Holdings, Refused, Want
 from hypic.engine.parallel.streams import Made
-from hypic.engine.parallel.view import View
+from hypic.engine.parallel.view import State, View
 from hypic.engine.parallel.wants import Counts, Patience, Pending, Wants
-from hypic.engine.payload import Canary, checked, difference, largest_bytes, note, same_within, want_of
+from hypic.engine.payload import Canary, checked, largest_bytes, note, want_of
 from hypic.engine.request import Encode
 from hypic.engine.store.image import EntryImage
+from hypic.engine.trust import Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
-MOST_ATTEMPTS = 2
-TICK_S = 0.05
+MOST_ATTEMPTS, TICK_S = 2, 0.05
 NO_LINK = LinkCost(0.0, 0.0)
-# What a pending canary has for its attempt; how often a peer failed that must never be used.
-CANARY, NEVER = -1, 1_000_000
-# No request waits for it, so a worker that has just started is given time.
-CANARY_S = 30.0
+# What a pending canary has for its attempt.
+CANARY = -1
+# What a canary is taken to last: no request waits for it, so a worker that has just started is given time.
+CANARY_S = 8.0
 
 
 class Peers:
@@ -58,20 +59,20 @@ class Peers:
         me: Self,
         engine: Engine,
         post: Callable[[Callable[[Engine], object]], None],
-        cost: EncodeCost,
+        pace: Pace,
         canary: Canary,
         report: Callable[[int, int, int, str], None],
         patience: Patience = Patience(),
         planner: str = "longest-first",
     ) -> None:
-        self.me, self.cost, self.patience, self.planner = me, cost, patience, planner
+        self.me, self.pace, self.patience, self.planner = me, pace, patience, planner
         self.view, self.wants, self.counts = View(), Wants(), Counts()
         self.only: frozenset[int] | None = None
         self._admission: Admission | None = engine.admission
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
-        self._drop_below = engine.runner.pool.form.drop_below
         self._largest_bytes = largest_bytes(engine)
-        self._post, self._canary, self._report = post, canary, report
+        self._post, self._report = post, report
+        self._trust = Trust(canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report)
         self._connections = Connections(me, self)
         self._nonces = itertools.count(1)
         self._lock = threading.RLock()
@@ -91,11 +92,6 @@ class Peers:
         if pending is not None:
             self._connections.tell(pending.peer, Cancel(pending.nonce))
 
-    def ran(self, num_tokens: Sequence[int], seconds: float) -> None:
-        """What encoding costs here follows what it takes, as what it costs others does."""
-        predicted_s = self.cost.seconds(0) + sum(self.cost.marginal_s(count) for count in num_tokens)
-        self.cost = self.cost.observed(predicted_s, seconds)
-
     def _place(self, jobs: Sequence[Encode], attempt: int) -> None:
         now = time.monotonic()
         with self._lock:
@@ -104,10 +100,14 @@ class Peers:
             wanted = [self._job(number, job, ranks) for number, job in enumerate(jobs)]
             if not members or not wanted:
                 return
-            own = Member(self.me.rank, self.cost, NO_LINK, self._own_queue_s(jobs))
+            own = Member(self.me.rank, self.pace.cost, NO_LINK, self._own_queue_s(jobs))
+            asked: dict[tuple[int, int], list[Want]] = {}
             for place in PLANNERS[self.planner](wanted, [own, *members], self.me.rank):
                 if place.rank != self.me.rank:
-                    self._send_away(jobs[place.job.number], place, attempt, now)
+                    pending = self._send_away(jobs[place.job.number], place, attempt, now)
+                    asked.setdefault(pending.peer, []).append(want_of(pending))
+            for peer, wants in asked.items():
+                self._connections.tell(peer, messages.Wants(tuple(wants)))
 
     def _may_ask(self, rank: int) -> bool:
         return rank in self._connections and (self.only is None or rank in self.only)
@@ -121,19 +121,15 @@ class Peers:
         assert self._admission is not None, "work is planned while the engine runs"
         new = {job.entry.key for job in fresh}
         mine = [job for key, job in self._admission.encoding.items() if not job.away and key not in new]
-        return sum(self.cost.marginal_s(job.num_left) for job in mine)
+        return sum(self.pace.cost.marginal_s(job.num_left) for job in mine)
 
-    def _send_away(self, job: Encode, place: Placed, attempt: int, now: float) -> None:
-        peer = self.view.peers[place.rank]
-        deadline_s = now + self.patience.deadline_s(place.arrival_s)
-        pending = Pending(
-            next(self._nonces), job.entry, peer.id, place.is_fetch, now, place.arrival_s, deadline_s, attempt
-        )
+    def _send_away(self, job: Encode, place: Placed, attempt: int, now: float) -> Pending:
+        peer, nonce = self.view.peers[place.rank], next(self._nonces)
+        pending = Pending(nonce, job.entry, peer.id, place.is_fetch, now, place.arrival_s, attempt, peer.late)
         self.wants.add(pending)
-        job.away = pending.nonce
-        self.counts.asked += 1
+        job.away, self.counts.asked = nonce, self.counts.asked + 1
         self.view.promised(place.rank, place.arrival_s, now)
-        self._connections.tell(pending.peer, want_of(pending))
+        return pending
 
     def _install(self, pending: Pending, message: Entry, image: EntryImage, made: Made, engine: Engine) -> None:
         """What came, into the pages and slots that wait for it, unless they wait no more."""
@@ -169,10 +165,10 @@ class Peers:
         self._connections.end_others(peers)
         self._connect()
 
-    def heard(self, rank: int, generation: int, queued_s: float, added: Sequence[str], removed: Sequence[str]) -> None:
-        """A peer's heartbeat."""
+    def heard(self, word: Beat | Holdings) -> None:
+        """A peer's heartbeat, its own or passed on."""
         with self._lock:
-            self.view.heard(rank, generation, queued_s, added, removed, time.monotonic())
+            self.view.heard(word, time.monotonic())
 
     def ready(self) -> int:
         """How many peers may be given work."""
@@ -181,10 +177,8 @@ class Peers:
 
     def trusted(self) -> dict[int, int]:
         """Generations of the peers that were seen to compute the same, by rank."""
-        now = time.monotonic()
         with self._lock:
-            able = [p for p in self.view.peers.values() if p.state == "trusted" and now >= p.resting_until_s]
-            return dict(peer.id for peer in able)
+            return dict(peer.id for peer in self.view.peers.values() if peer.is_able(time.monotonic()))
 
     def num_held(self, rank: int, keys: Sequence[str]) -> int:
         """How many of these entries a peer is thought to hold."""
@@ -199,18 +193,23 @@ class Peers:
         self._admission = None
 
     def _fall_back(self, lost: Sequence[Pending], reason: str) -> None:
-        """Whoever did not do what was asked is left alone for a while; the work is planned again."""
+        """Whoever did not do what was asked is left alone for a while; the work is planned again.
+
+        Whether a silent worker still lives its heartbeats show, and whoever listens to them: it is not reported.
+        """
         now = time.monotonic()
-        for rank, generation in {pending.peer for pending in lost}:
+        for peer in {pending.peer for pending in lost}:
             with self._lock:
-                num_failures = self.view.failed(rank, generation, now)
-            if not self._over.is_set():
-                logger.warning("worker %d: %s; %d of its segments are encoded again", rank, reason, len(lost))
-                self._report(rank, generation, num_failures, reason)
+                is_silent, num_failures = self.view.life(peer, now) == "silent", self.view.failed(*peer, now)
+            if self._over.is_set():
+                continue
+            logger.warning("worker %d: %s; %d of its segments are encoded again", peer[0], reason, len(lost))
+            if not is_silent:
+                self._report(*peer, num_failures, reason)
         self.counts.fell_back += len(lost)
         for pending in lost:
             if pending.attempt == CANARY:
-                self._distrust(pending.peer)
+                self._becomes(pending.peer, "connected")
         if lost:
             self._post(partial(self._again, lost))
 
@@ -218,11 +217,12 @@ class Peers:
 
     def _tick(self) -> None:
         while not self._over.wait(TICK_S):
-            overdue = self.wants.overdue(time.monotonic())
+            now = time.monotonic()
+            with self._lock:
+                overdue = self.wants.overdue(now, self.patience, partial(self.view.life, now=now))
             for pending in overdue:
                 self._connections.tell(pending.peer, Cancel(pending.nonce))
-            if overdue:
-                self._fall_back(overdue, "did not answer in time")
+            self._fall_back(overdue, "did not answer in time")
             self._connect()
             self._ask_canaries()
 
@@ -233,19 +233,12 @@ class Peers:
 
     def _ask_canaries(self) -> None:
         """Nobody's entries are used before one was seen to be right."""
-        now, canary = time.monotonic(), self._canary
+        now = time.monotonic()
         with self._lock:
-            unknown = [
-                peer
-                for rank, peer in self.view.peers.items()
-                if peer.state == "connected" and now >= peer.resting_until_s and rank in self._connections
-            ]
-            for peer in unknown:
-                peer.state = "asked"
-                nonce, deadline_s = next(self._nonces), now + CANARY_S
-                pending = Pending(nonce, canary.entry, peer.id, False, now, CANARY_S, deadline_s, CANARY)
+            for peer in self._trust.due(now, self._connections):
+                pending = Pending(next(self._nonces), self._trust.canary.entry, peer, False, now, CANARY_S, CANARY)
                 self.wants.add(pending)
-                self._connections.tell(peer.id, want_of(pending, is_trial=True))
+                self._connections.tell(peer, messages.Wants((want_of(pending, is_trial=True),)))
 
     # -- on the connections' threads ---------------------------------------------------------------------------------
 
@@ -253,8 +246,9 @@ class Peers:
         logger.info("worker %d: entries come over %s", peer[0], carrier)
         with self._lock:
             known = self.view.get(*peer)
-            if known is not None and known.state == "met":
-                known.state, known.carrier = "connected", carrier
+            if known is not None:
+                known.carrier = carrier
+            self.view.becomes(peer, "connected", only_from="met")
 
     def expects(self, peer: tuple[int, int], entry: Entry) -> bool:
         return entry.generation == peer[1] and entry.num_bytes <= self._largest_bytes
@@ -270,42 +264,29 @@ class Peers:
             image = checked(pending, entry, data, self._identity, self._layout)
         except StoreCorrupt as error:
             if self.wants.take(entry.nonce) is not None:
-                self._distrust(peer)
+                self._becomes(peer, "connected")  # the next thing that it is asked is the canary again
                 self._fall_back([pending], str(error))
             return
+        with self._lock:
+            self.view.carried(*peer, entry.num_bytes, seconds)
         if self.wants.take(entry.nonce) is None:
             self.counts.late += 1
         elif pending.attempt == CANARY:
-            self._judge(peer, image)
+            apart = self._trust.apart(image)
+            with self._lock:
+                self._trust.settle(peer, apart)
         else:
-            self._accept(pending, entry, image, data, seconds)
+            self._accept(pending, entry, image, data)
 
-    def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor, seconds: float) -> None:
+    def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor) -> None:
         taken_s = time.monotonic() - pending.asked_s
         with self._lock:
-            self.view.carried(*pending.peer, entry.num_bytes, seconds)
-            self.view.came(*pending.peer, pending.predicted_s, taken_s, entry.was_held)
+            self.view.came(*pending.peer, pending.predicted_s, taken_s)
         self._post(partial(self._install, pending, entry, image, Made.here(data)))
 
-    def _judge(self, peer: tuple[int, int], image: EntryImage) -> None:
-        """Whether a peer's entry of the canary is this worker's own within rounding."""
-        apart = difference(image, self._canary.image, self._drop_below)
-        limit = same_within(self._layout.dtype)
+    def _becomes(self, peer: tuple[int, int], state: State) -> None:
         with self._lock:
-            known = self.view.get(*peer)
-            if known is not None:
-                known.state = "trusted" if apart <= limit else "refused"
-        if apart > limit:
-            reason = f"its entry of a known text differs from this worker's by {apart:.2g}; it is not used"
-            logger.error("worker %d: %s", peer[0], reason)
-            self._report(*peer, NEVER, reason)
-
-    def _distrust(self, peer: tuple[int, int]) -> None:
-        """Damage was seen: the next thing asked of this peer is the canary again."""
-        with self._lock:
-            known = self.view.get(*peer)
-            if known is not None and known.state != "refused":
-                known.state = "connected"
+            self.view.becomes(peer, state)
 
     def refused(self, peer: tuple[int, int], message: Refused) -> None:
         pending = self.wants.find(message.nonce, peer)
@@ -315,10 +296,5 @@ class Peers:
 
     def lost(self, caller: Caller, reason: str) -> None:
         self._connections.lost(caller, time.monotonic())
-        with self._lock:
-            known = self.view.get(*caller.peer)
-            if known is not None and known.state != "refused":
-                known.state = "met"
-        lost = self.wants.of(caller.peer)
-        if lost:
-            self._fall_back(lost, reason)
+        self._becomes(caller.peer, "met")
+        self._fall_back(self.wants.of(caller.peer), reason)

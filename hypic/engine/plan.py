@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, overload
 
 from hypic.engine.segment import Identity, Label, label_of
 from hypic.errors import PromptError
@@ -31,6 +34,62 @@ class Piece:
     ends_message: bool = False
     namespaces: frozenset[str] = frozenset()
     is_answer: bool = False
+
+
+class Ids(Sequence[int]):
+    """Token ids of runs, one run after the other. A warm request needs a few of them before its first token, so they
+    are made one tuple only when all are asked for."""
+
+    def __init__(self, runs: Iterable[tuple[int, ...]]) -> None:
+        self.runs = tuple(runs)
+        self._stops = tuple(accumulate(map(len, self.runs)))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
+        if not isinstance(at, slice):
+            return self.whole[at]
+        start, stop, step = at.indices(len(self))
+        if step != 1 or stop - start == len(self):
+            return self.whole[at]
+        return self._between(start, stop)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.whole)
+
+    def __eq__(self, other: object) -> bool:
+        return self.whole == (other.whole if isinstance(other, Ids) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.whole)
+
+    @cached_property
+    def whole(self) -> tuple[int, ...]:
+        """All of them."""
+        ids: list[int] = []
+        for run in self.runs:
+            ids += run
+        return tuple(ids)
+
+    def _between(self, start: int, stop: int) -> tuple[int, ...]:
+        """What lies in one run is cut from it, and a whole run is itself: equal to what it was before at a glance."""
+        number = bisect_right(self._stops, start)
+        if number < len(self.runs) and stop <= self._stops[number]:
+            run = self.runs[number]
+            before = self._stops[number] - len(run)
+            return run[start - before : max(start, stop) - before]
+        ids: list[int] = []
+        for run, end in zip(self.runs[number:], self._stops[number:], strict=True):
+            before = end - len(run)
+            if before >= stop:
+                break
+            ids += run[max(0, start - before) : stop - before]
+        return tuple(ids)
 
 
 @dataclass(frozen=True)
@@ -93,7 +152,7 @@ class Mark:
 class Plan:
     """The chain of a prompt. ``spans`` cover all positions in order; the last one is a row."""
 
-    ids: tuple[int, ...]
+    ids: Ids
     spans: tuple[Row | Interior, ...]
     segments: tuple[PlannedSegment, ...]
     marks: tuple[Mark, ...]
@@ -129,7 +188,7 @@ class Plan:
             return self
         last = self.spans[-1]
         spans = (*self.spans[:-1], Row(last.start, last.stop + len(generated)))
-        return replace(self, ids=self.ids + tuple(generated), spans=spans)
+        return replace(self, ids=Ids((*self.ids.runs, tuple(generated))), spans=spans)
 
 
 def _live(ids: Sequence[int]) -> bytes:
@@ -244,13 +303,6 @@ class _Builder:
         return self.identity.key(piece.ids[:stop], start, piece.segment.namespace, self.policy.deterministic)
 
 
-def _joined(pieces: Sequence[Piece]) -> tuple[int, ...]:
-    ids: list[int] = []
-    for piece in pieces:
-        ids += piece.ids
-    return tuple(ids)
-
-
 def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
     """Plan a prompt.
 
@@ -273,4 +325,6 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
             builder.marks.append(Mark(builder.num_tokens, _named(digest, builder.spaces)))
     marks = () if policy.reuse == "none" else tuple(builder.marks)
     spaces = tuple(builder.live_spaces)
-    return Plan(_joined(pieces), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest)
+    return Plan(
+        Ids(piece.ids for piece in pieces), tuple(builder.spans), tuple(builder.segments), marks, policy, spaces, digest
+    )

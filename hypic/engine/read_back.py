@@ -20,30 +20,42 @@ class ReadBack:
         self._tensors = list(tensors)
         self._host: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
-        if not tensors or not tensors[0].is_cuda:
-            return
-        # Widest first, so that each begins at a multiple of its own numbers' size.
-        self._order = sorted(range(len(tensors)), key=lambda number: -tensors[number].element_size())
-        together = torch.cat([tensors[number].reshape(-1).view(torch.uint8) for number in self._order])
-        self._host = torch.empty(len(together), dtype=torch.uint8, pin_memory=True)
-        self._host.copy_(together, non_blocking=True)
-        self._arrived = torch.cuda.Event()
-        self._arrived.record(torch.cuda.current_stream(together.device))
+        if tensors and tensors[0].is_cuda:
+            together = packed(self._tensors)
+            self._host = torch.empty(len(together), dtype=torch.uint8, pin_memory=True)
+            self._host.copy_(together, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(together.device))
 
     @property
     def has_come(self) -> bool:
         """Whether ``wait`` would not wait."""
-        return self._arrived is None or self._arrived.query()
+        return self._arrived is None or bool(self._arrived.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> list[Tensor]:
         """The tensors on the host, once the device has come so far."""
         if self._host is None or self._arrived is None:
             return self._tensors
         self._arrived.synchronize()
-        found, start = list(self._tensors), 0
-        for number in self._order:
-            tensor = self._tensors[number]
-            stop = start + tensor.numel() * tensor.element_size()
-            found[number] = self._host[start:stop].view(tensor.dtype).view(tensor.shape)
-            start = stop
-        return found
+        return unpacked(self._host, self._tensors)
+
+
+def _order(tensors: Sequence[Tensor]) -> list[int]:
+    """Widest numbers first, so that each tensor begins at a multiple of its own numbers' size."""
+    return sorted(range(len(tensors)), key=lambda number: -tensors[number].element_size())
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """The bytes of all tensors, ``[n]``."""
+    return torch.cat([tensors[number].reshape(-1).view(torch.uint8) for number in _order(tensors)])
+
+
+def unpacked(host: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of the types and shapes of ``like``, over the bytes that ``packed`` made of them."""
+    found, start = list(like), 0
+    for number in _order(like):
+        tensor = like[number]
+        stop = start + tensor.numel() * tensor.element_size()
+        found[number] = host[start:stop].view(tensor.dtype).view(tensor.shape)
+        start = stop
+    return found

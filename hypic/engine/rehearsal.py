@@ -17,8 +17,8 @@ from hypic.engine.segment import Slots
 from hypic.engine.sizing import Need
 
 SEAM = 8
-# Interiors of steps whose chunks are long, and of steps whose chunks are short.
-LENGTHS = (600, 24)
+# Interiors of steps that are runs, of steps whose chunks are long, and of steps whose chunks are short.
+LENGTHS = (1040, 600, 24)
 
 
 def rehearse(run: Callable[[Sequence[Chain]], object], pool: Pool) -> None:

@@ -33,6 +33,8 @@ logger = logging.getLogger("hypic")
 SMALL_WEIGHTS = 2_000_000_000
 # Multiplications and additions below which a step on a CPU is faster on one thread (measured on 2 cores).
 SMALL_STEP = 6_000_000_000
+# Tokens of runs that a step must have: below, the kernels for them are more launches than work.
+MIN_RUN_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -161,12 +163,16 @@ def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device
         return None
     gathers = model.linear_rotary is not None and any(shape.transition != "head" for shape in layout.linear)
     tiling = tiling_of(model.heads, layout.dtype, device)
-    return Geometry(layout.conv_width, model.is_paged, gathers, tiling)
+    min_run_tokens = None if not model.runs_rows() else MIN_RUN_TOKENS if device.type == "cuda" else 0
+    return Geometry(layout.conv_width, model.is_paged, gathers, tiling, min_run_tokens)
 
 
 def path_of(geometry: Geometry | None, device: torch.device) -> str:
     """What computes entries, as ``Identity`` names it."""
-    return f"{'torch' if geometry is None else 'kernels'} on {device.type}"
+    if geometry is None:
+        return f"torch on {device.type}"
+    has_fla = device.type == "cuda" and geometry.min_run_tokens is not None
+    return f"{'kernels and fla' if has_fla else 'kernels'} on {device.type}"
 
 
 @torch.inference_mode()

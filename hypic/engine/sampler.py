@@ -49,7 +49,7 @@ class SamplingState:
         seed: int | None = None,
     ) -> None:
         self.params = _resolved(params, defaults or {})
-        self.prompt_ids = tuple(prompt_ids)
+        self.prompt_ids = prompt_ids
         self.generated_ids: list[int] = []
         self._seed = self.params.seed if self.params.seed is not None else seed
         self._seen: Tensor | None = None

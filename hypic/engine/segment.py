@@ -43,7 +43,7 @@ class Identity:
         parts = (self.fingerprint, self.dtype, self.storage, self.adapter, str(seam), path)
         digest = _begun((*parts, "none" if namespace is None else f"some:{namespace}")).copy()
         digest.update(struct.pack(f"<{len(ids)}q", *ids))
-        return digest.digest()
+        return bytes(digest.digest())
 
 
 @lru_cache(maxsize=256)

@@ -9,13 +9,14 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine.calibrate import calibrate
-from hypic.engine.engine import Vocabulary
 from hypic.engine.loop import EngineLoop
+from hypic.engine.parallel.cost import Pace
 from hypic.engine.parallel.ray_actors import Launcher
 from hypic.engine.router import Router
 from hypic.engine.runner import Runner
 from hypic.engine.segment import Identity
 from hypic.engine.shares import device_for, own_share
+from hypic.engine.task import Vocabulary
 from hypic.engine.worker import engine_of
 from hypic.engine.workers import Setup, Workers
 
@@ -72,9 +73,11 @@ def _start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, workers: 
         torch.set_num_threads(own.threads)
     runner = Runner.load(folder, replace(own, device=device_for(0, config)))
     measured = None if workers is None else calibrate(runner, own.max_step_tokens)
-    loop = EngineLoop(engine_of(runner, vocabulary, own, own.max_step_tokens))
+    engine = engine_of(runner, vocabulary, own, own.max_step_tokens)
+    pace = engine.pace = None if measured is None else Pace(measured[0])
+    loop = EngineLoop(engine)
     try:
-        router = workers.join(loop, *measured) if workers is not None and measured is not None else None
+        router = workers.join(loop, pace, measured[1]) if workers and pace and measured else None
     except BaseException:
         loop.close()
         raise

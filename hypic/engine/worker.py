@@ -23,12 +23,12 @@ import torch
 from hypic.config import EngineConfig
 from hypic.engine import forget as forgetting
 from hypic.engine.calibrate import calibrate
-from hypic.engine.engine import Emission, Engine, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.lending import Lending, Shown
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel import wire as wires
 from hypic.engine.parallel.caller import Self
-from hypic.engine.parallel.cost import EncodeCost, to_json
+from hypic.engine.parallel.cost import Pace, to_json
 from hypic.engine.parallel.listener import Listener
 from hypic.engine.parallel.messages import (
     Abort,
@@ -44,12 +44,14 @@ from hypic.engine.parallel.messages import (
     Roster,
     Stop,
 )
+from hypic.engine.parallel.processes import end_with
 from hypic.engine.parallel.transport import device_name
 from hypic.engine.payload import Canary
 from hypic.engine.peers import Peers
 from hypic.engine.runner import Runner
 from hypic.engine.speech import result_to_json, task_of
 from hypic.engine.store.texts import Wanted
+from hypic.engine.task import Emission, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError, WorkerLost
 from hypic.types import Policy
@@ -104,19 +106,19 @@ class WorkerSpec:
 class Worker:
     """The process's parts once the model is loaded."""
 
-    def __init__(self, spec: WorkerSpec, loop: EngineLoop, me: Self, cost: EncodeCost, canary: Canary) -> None:
-        self._spec, self._loop, self._me, self._cost, self._canary = spec, loop, me, cost, canary
+    def __init__(self, spec: WorkerSpec, loop: EngineLoop, me: Self, pace: Pace, canary: Canary) -> None:
+        self._spec, self._loop, self._me, self._pace, self._canary = spec, loop, me, pace, canary
         self._listener = Listener(me, spec.host, Lending(loop, spec.generation))
         self._wire = wires.connect(*spec.front, spec.secret)
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._shown, self._number = Shown(), 0
+        self._shown, self._number = Shown(loop, pace), 0
         self._roster: tuple[Hello, ...] = ()
         self._peers: Peers | None = None
         fingerprint = loop.call(lambda engine: engine.runner.identity.fingerprint)
         self._wire.send(
             Hello(
                 *(spec.rank, spec.generation, os.getpid(), self._host, self._listener.port, me.device_name),
-                *(fingerprint, to_json(cost)),
+                *(fingerprint, to_json(pace.cost)),
             )
         )
 
@@ -149,7 +151,7 @@ class Worker:
             if self._peers is not None:
                 self._peers.meet(self._roster)
         elif isinstance(message, Holdings) and self._peers is not None:
-            self._peers.heard(message.rank, message.generation, message.queued_s, message.added, message.removed)
+            self._peers.heard(message)
 
     def _ask(self, message: Ask) -> None:
         """Answer a whole request. Whoever combines may ask the others: from the first time on, they are called."""
@@ -164,7 +166,7 @@ class Worker:
 
     def _join(self, engine: Engine) -> Peers:
         peers = Peers(
-            *(self._me, engine, self._loop.post, self._cost, self._canary, lambda *_: None),
+            *(self._me, engine, self._loop.post, self._pace, self._canary, lambda *_: None),
             planner=self._spec.planner,
         )
         engine.admission.jobs.away = peers
@@ -178,16 +180,13 @@ class Worker:
         self._outbox.put(Forgot(message.number, asdict(found), fresh))
 
     def _beat(self) -> None:
-        """A heart that beats on the engine's thread: a step that never ends is no life."""
-        try:
-            while True:
-                self._number += 1
-                queued_s, added, removed = self._loop.call(partial(self._shown.look, self._cost))
-                id = (self._spec.rank, self._spec.generation, self._number)
-                self._outbox.put(Beat(*id, queued_s, added, removed))
-                time.sleep(self._spec.beat_s)
-        except HypicError:
-            self._wire.close()  # whoever waits for the front's word is woken
+        """Beats whatever the engine does, and says for how long it has been at it: the front judges that."""
+        while not self._shown.is_over:
+            self._number += 1
+            seen = self._shown.look()
+            self._outbox.put(Beat(self._spec.rank, self._spec.generation, self._number, **vars(seen)))
+            time.sleep(self._spec.beat_s)
+        self._wire.close()  # whoever waits for the front's word is woken
 
     def _speak(self) -> None:
         try:
@@ -211,10 +210,11 @@ def start(spec: WorkerSpec) -> Worker:
     runner = Runner.load(folder, config)
     step_tokens = min(config.max_step_tokens, BATCH_TOKENS)
     cost, canary = calibrate(runner, step_tokens)
-    loop = EngineLoop(engine_of(runner, vocabulary, config, step_tokens))
-    device = runner.pool.device
+    engine = engine_of(runner, vocabulary, config, step_tokens)
+    engine.pace = pace = Pace(cost)
+    loop, device = EngineLoop(engine), runner.pool.device
     me = Self(spec.rank, spec.generation, spec.secret, device, device_name(device), spec.carrier)
-    return Worker(spec, loop, me, cost, canary)
+    return Worker(spec, loop, me, pace, canary)
 
 
 def engine_of(runner: Runner, vocabulary: Vocabulary, config: EngineConfig, max_step_tokens: int) -> Engine:
@@ -265,6 +265,7 @@ def main(told: Mapping[str, Any]) -> None:
     spec = WorkerSpec.of(told)
     logging.basicConfig(level=logging.WARNING, format=f"worker {spec.rank}: %(message)s", stream=sys.stderr)
     if spec.parent:
+        end_with(spec.parent)
         threading.Thread(target=_watch_parent, args=(spec.parent,), daemon=True).start()
     try:
         work(spec)

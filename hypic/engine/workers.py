@@ -12,37 +12,40 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypic.config import EngineConfig
-from hypic.engine.engine import Emission, Engine, Task
-from hypic.engine.lending import Lending, Shown
+from hypic.engine.engine import Engine
+from hypic.engine.lending import Lending, Seen, Shown
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.caller import Self
-from hypic.engine.parallel.cost import EncodeCost, to_json
+from hypic.engine.parallel.cost import Pace, to_json
 from hypic.engine.parallel.listener import Listener
+from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Abort, Ask, Beat, Forget, Forgot, Hello, Holdings, Message, Piece, Roster
 from hypic.engine.parallel.processes import LocalProcess
-from hypic.engine.parallel.supervisor import Launch, Supervisor, Times
+from hypic.engine.parallel.supervisor import Launch, Supervisor
 from hypic.engine.parallel.transport import device_name
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.payload import Canary
-from hypic.engine.peers import NEVER, Peers
+from hypic.engine.peers import Peers
 from hypic.engine.router import Router
 from hypic.engine.shares import environment_of, settings_of
 from hypic.engine.speech import result_of, task_to_json
 from hypic.engine.store.texts import Texts, Wanted
-from hypic.errors import HypicError, WorkerLost
+from hypic.engine.task import Emission, Task
+from hypic.engine.trust import NEVER
+from hypic.errors import WorkerLost
 from hypic.kept import Forgotten
 
 logger = logging.getLogger("hypic")
 # A worker that fails so often in a row is started again, though its heart beats.
 MOST_FAILURES = 3
-# A worker that has not forgotten by then what it was told to forget is ended.
-FORGET_S = 10.0
+# A worker that lives and yet has not forgotten by then what it was told to forget is ended.
+FORGET_S = 60.0
 # This process's own generation, and how many beats of others pass between two of its own.
 OWN_GENERATION, SLOWER = 1, 5
 
@@ -83,34 +86,35 @@ class Workers:
             "carrier": setup.carrier,
         }
         told |= {"parent": os.getpid(), "speaks": setup.speaks, "planner": setup.planner}
+        # Who only encodes has no use for recorded steps, which are those that encode nothing.
+        config = config if setup.routes else replace(config, graphs=False)
         specs = {rank: {**told, **_of_rank(rank, config)} for rank in range(1, config.workers)}
         self.supervisor = Supervisor(specs, self, setup.times, setup.launch, setup.host)
 
-    def join(self, loop: EngineLoop, cost: EncodeCost, canary: Canary) -> Router:
+    def join(self, loop: EngineLoop, pace: Pace, canary: Canary) -> Router:
         """Let an engine give work away and take some, once all workers are ready.
 
         Raises:
             WorkerLost: one cannot start, with its reason.
         """
         self.supervisor.wait_ready()
-        loop.call(partial(self._joined, loop, cost, canary))
+        loop.call(partial(self._joined, loop, pace, canary))
         self._meet()
-        self._shown = Shown()
-        threading.Thread(target=self._show, args=(loop,), name="hypic-show", daemon=True).start()
+        threading.Thread(target=self._show, args=(Shown(loop, pace),), name="hypic-show", daemon=True).start()
         assert self._router is not None, "joining makes the router"
         return self._router
 
-    def _joined(self, loop: EngineLoop, cost: EncodeCost, canary: Canary, engine: Engine) -> None:
+    def _joined(self, loop: EngineLoop, pace: Pace, canary: Canary, engine: Engine) -> None:
         runner, setup = engine.runner, self.setup
         device = runner.pool.device
         me = Self(0, OWN_GENERATION, self.supervisor.secret, device, device_name(device), setup.carrier)
         self._listener = Listener(me, setup.host, Lending(loop, OWN_GENERATION))
         self._own = Hello(
             *(0, OWN_GENERATION, os.getpid(), self.supervisor.host, self._listener.port, me.device_name),
-            *(runner.identity.fingerprint, to_json(cost)),
+            *(runner.identity.fingerprint, to_json(pace.cost)),
         )
         # From here on everybody is told, on other threads, of a worker that comes or leaves: this one is known by now.
-        self._peers = Peers(me, engine, loop.post, cost, canary, self._failed, setup.patience, setup.planner)
+        self._peers = Peers(me, engine, loop.post, pace, canary, self._failed, setup.patience, setup.planner)
         self._router = Router(loop, runner.identity, self)
         engine.admission.jobs.away = self._peers
 
@@ -223,9 +227,10 @@ class Workers:
 
     def _beat(self, beat: Beat) -> None:
         if self._peers is not None:
-            self._peers.heard(beat.rank, beat.generation, beat.queued_s, beat.added, beat.removed)
-            if beat.added or beat.removed or beat.queued_s:
-                self._pass_on(Holdings(beat.rank, beat.generation, beat.queued_s, beat.added, beat.removed))
+            self._peers.heard(beat)
+            seen = Seen(beat.queued_s, beat.added, beat.removed, beat.busy_s, beat.scale)
+            if seen.is_news:
+                self._pass_on(Holdings(beat.rank, beat.generation, **vars(seen)))
 
     def _meet(self) -> None:
         """Everybody hears who is there."""
@@ -244,15 +249,12 @@ class Workers:
     def _tell(self, hello: Hello, message: Message) -> bool:
         return self.supervisor.send(hello.rank, hello.generation, message)
 
-    def _show(self, loop: EngineLoop) -> None:
+    def _show(self, shown: Shown) -> None:
         """The others hear what this process holds, as they hear it of each other."""
-        while not self._over.wait(SLOWER * self.setup.times.beat_s):
-            try:
-                queued_s, added, removed = loop.call(partial(self._shown.look, self.peers.cost))
-            except HypicError:
-                return
-            if added or removed or queued_s:
-                self._pass_on(Holdings(0, OWN_GENERATION, queued_s, added, removed))
+        while not self._over.wait(SLOWER * self.setup.times.beat_s) and not shown.is_over:
+            seen = shown.look()
+            if seen.is_news:
+                self._pass_on(Holdings(0, OWN_GENERATION, **vars(seen)))
 
     def _failed(self, rank: int, generation: int, num_failures: int, reason: str) -> None:
         if MOST_FAILURES <= num_failures < NEVER:

@@ -28,12 +28,13 @@ def _result(name: str, launch: Any, capability: int, room: int) -> dict[str, obj
     return {"name": name, "capability": capability, "fits": shared_bytes <= room, "shared_bytes": shared_bytes}
 
 
-def _launches(operation: str, every: bool, room: int) -> Iterable[tuple[str, Any]]:
-    """Names and launches; attention's layouts depend on the shared memory of the chip."""
+def _launches(operation: str, every: bool, capability: int, room: int) -> Iterable[tuple[str, Any]]:
+    """Names and launches; attention's layouts depend on the chip, and experts' on its shared memory."""
     module = importlib.import_module(f"hypic_kernels.{operation}.ahead")
-    found: Iterable[tuple[str, Any]] = (
-        module.launches(every=every, room=room) if operation == "attention" else module.launches(every=every)
-    )
+    about: dict[str, Any] = {"room": room} if operation == "experts" else {}
+    if operation == "attention":
+        about = {"chip": module.chip_of(capability, room)}
+    found: Iterable[tuple[str, Any]] = module.launches(every=every, **about)
     return found
 
 
@@ -51,7 +52,7 @@ def main(words: Sequence[str]) -> int:
     has_failed = False
     for operation in given.operations or OPERATIONS:
         for capability in given.capability or SHARED_BYTES:
-            for name, launch in _launches(operation, given.every, SHARED_BYTES[capability]):
+            for name, launch in _launches(operation, given.every, capability, SHARED_BYTES[capability]):
                 result = _result(name, launch, capability, SHARED_BYTES[capability])
                 has_failed |= not result["fits"]
                 print(json.dumps(result), flush=True)

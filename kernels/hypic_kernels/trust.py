@@ -32,15 +32,15 @@ class Variant(Protocol):
 
 
 @functools.cache
-def is_trusted(variant: Variant) -> bool:
-    """Runs the check at the first call for a variant, and warns once where it fails.
+def is_trusted(variant: Variant, instead: str = "The slower reference is.") -> bool:
+    """Runs the check at the first call for a variant, and warns once where it fails, saying what is done ``instead``.
 
     It waits for the device, so a variant must have been used once before a graph is captured.
     """
     reason = _fault(variant)
     if reason is None:
         return True
-    warnings.warn(f"{variant} is not used: {reason}. The slower reference is.", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"{variant} is not used: {reason}. {instead}", RuntimeWarning, stacklevel=2)
     return False
 
 

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from hypic.config import EngineConfig
 from hypic.engine.batch import Batch
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
+from hypic.engine.kernel_plan import Round
 from hypic.engine.models import Model
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner, StepResult, geometry_of, path_of
 from hypic.engine.segment import CachedSegment
 from hypic.engine.storage import StorageForm
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.work import Work
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams, Segment
@@ -223,8 +225,11 @@ def _written(batch: Batch) -> tuple[Tensor, Tensor]:
         written = (batch.scan.write_slots, batch.scan.fold_states, batch.conv.write_slots)
         return torch.cat(written).unique(), batch.scan.fold_transitions
     none = plan.write_slots[:0]
-    states, transitions = (none, none) if plan.folds is None else (plan.folds.states, plan.folds.transitions)
-    return torch.cat([plan.write_slots, states, plan.conv_write_slots.long()]).unique(), transitions
+    folds = [*plan.rounds, *([] if plan.folds is None else [plan.folds])]
+    states = [fold.fold_states if isinstance(fold, Round) else fold.states for fold in folds]
+    transitions = [fold.fold_transitions if isinstance(fold, Round) else fold.transitions for fold in folds]
+    written = [plan.write_slots, *states, plan.conv_write_slots.long(), *(round.write_slots for round in plan.rounds)]
+    return torch.cat(written).unique(), torch.cat([none, *transitions])
 
 
 class SizedPool(Pool):

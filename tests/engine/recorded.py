@@ -45,7 +45,8 @@ def with_recorded_steps(runner: Runner, warm_tokens: Sequence[int] = (64, 192)) 
         graphs.decodes.append(_recorded(graphs, decode_bucket(num_tokens, tiling), decodes=True))
     for num_tokens in warm_tokens:
         for num_chains in WARM_CHAINS:
-            graphs.warm.append(_recorded(graphs, warm_bucket(num_tokens, num_chains, tiling, pool.max_context), decodes=False))
+            bucket = warm_bucket(num_tokens, num_chains, tiling, pool.max_context)
+            graphs.warm.append(_recorded(graphs, bucket, decodes=False))
     return replace(runner, graphs=graphs)
 
 

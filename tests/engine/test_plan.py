@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypic.engine import plan
-from hypic.engine.plan import Interior, Piece, Plan, Row
+from hypic.engine.plan import Ids, Interior, Piece, Plan, Row
 from hypic.engine.segment import Identity, Label
 from hypic.errors import PromptError
 from hypic.types import Policy, Segment
@@ -262,3 +263,16 @@ def test_another_process_with_another_hash_seed_has_the_same_keys() -> None:
     run = [sys.executable, "-c", SCRIPT]
     seen = {subprocess.check_output(run, env={**environment, "PYTHONHASHSEED": seed}) for seed in ("1", "2", "77")}
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("lengths", [(), (3,), (0, 4, 0, 1, 7), (2, 2, 2)], ids=str)
+def test_ids_of_runs_are_those_of_one_tuple(lengths: tuple[int, ...]) -> None:
+    numbers = iter(range(100))
+    runs = [tuple(next(numbers) for _ in range(length)) for length in lengths]
+    flat = tuple(i for run in runs for i in run)
+    assert len(Ids(runs)) == len(flat) and list(Ids(runs)) == list(flat) and Ids(runs) == flat == Ids([flat])
+    assert hash(Ids(runs)) == hash(flat) and Ids([*runs, (1,)]) != Ids(runs)
+    bounds = [None, *range(-len(flat) - 1, len(flat) + 2)]
+    for start, stop in itertools.product(bounds, bounds):
+        assert Ids(runs)[start:stop] == flat[start:stop]
+    assert Ids(runs)[::-1] == flat[::-1] and [Ids(runs)[i] for i in range(len(flat))] == list(flat)

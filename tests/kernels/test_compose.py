@@ -10,8 +10,20 @@ import pytest
 import torch
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.compose import NOT_WANTED, ZERO, Backend, Chains, Config, compose, fold
-from hypic_kernels.compose.check import TOLERANCE, Variant, measure
+from hypic_kernels.compose import (
+    IDENTITY,
+    NOT_WANTED,
+    STILL,
+    ZERO,
+    Backend,
+    Chains,
+    ChainsError,
+    Config,
+    compose,
+    fold,
+    write_rows,
+)
+from hypic_kernels.compose.check import TOLERANCE, Variant, WriteVariant, measure
 from hypic_kernels.compose.layout import KINDS, Kind, Precision, candidates
 from hypic_kernels.compose.problem import Problem, relative_error
 
@@ -34,7 +46,7 @@ def kernel_error(problem: Problem, precision: Precision = "ieee", config: Config
     inputs = (*problem.transitions, *problem.end_states, problem.initial, problem.chains.elements)
     copies = [tensor.clone() for tensor in inputs]
     before, final = problem.outputs()
-    kernel.compose(*problem.arguments, before, final, precision, config)
+    kernel.compose(*problem.arguments, before, final, precision, config, problem.turns)
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, copies, strict=True))
     return max(map(relative_error, (before, final), problem.solve()))
 
@@ -61,6 +73,43 @@ def test_kernel_walks_ragged_chains(lengths: tuple[int, ...]) -> None:
 def test_kernel_is_the_same_in_any_layout(config: Config) -> None:
     problem = Problem.random("dense", 50, 50, lengths=(2, 1), num_heads=1)
     assert kernel_error(problem, config=config) < 1e-6
+
+
+@needs_interpreter
+@pytest.mark.parametrize("config", [None, Config(16, 4, 1, block_k=16), Config(32, 8, 3, block_k=64)])
+@pytest.mark.parametrize(("key_dim", "value_dim", "num_turned"), [(40, 17, 20), (40, 40, 8), (5, 3, 1)])
+def test_end_states_are_rotated_as_they_are_read(
+    key_dim: int, value_dim: int, num_turned: int, config: Config | None
+) -> None:
+    for stored in ((F32,), (F32, F32), (F32, BF16)):
+        still = Problem.random("head", key_dim, value_dim, dtypes=stored)
+        turned = still.turned(num_turned)
+        assert kernel_error(turned, config=config) < 1e-6
+        assert relative_error(turned.solve()[1], still.solve()[1]) > 100 * 1e-6
+
+
+@needs_interpreter
+@pytest.mark.parametrize("size", [1, 17, 5000])
+@pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_are_written_where_they_belong(slot_dtype: torch.dtype, size: int) -> None:
+    assert WriteVariant(torch.device("cpu"), F32, F32, slot_dtype, size).measure() == 0
+
+
+def test_rows_by_hand() -> None:
+    source, target = torch.arange(6.0).view(3, 2, 1), torch.full((3, 2, 1), -1.0)
+    write_rows(source, torch.tensor([2, 0]), target, torch.tensor([1, -1]))
+    assert target.flatten().tolist() == [-1, -1, 4, 5, -1, -1]
+    for wrong in ((source[:, :1], target), (source.mT, target), (source.mT.expand(3, 1, 2), target)):
+        with pytest.raises(ChainsError):
+            write_rows(wrong[0], torch.tensor([0]), wrong[1], torch.tensor([0]))
+    with pytest.raises(ChainsError, match="as many"):
+        write_rows(source, torch.tensor([0]), target, torch.tensor([0, 1]))
+
+
+@pytest.mark.gpu
+def test_rows_are_written_on_a_gpu() -> None:
+    for target_dtype, size in ((F32, 16 * 128 * 128), (BF16, 24 * 17)):
+        assert WriteVariant(torch.device("cuda"), F32, target_dtype, torch.int64, size).measure() == 0
 
 
 @needs_interpreter
@@ -119,6 +168,42 @@ def test_reference_matches_plain_products(kind: Kind) -> None:
             matrix = stored if kind == "dense" else stored * eye
         state = matrix @ state + problem.end_states[0][end_state].double()
     torch.testing.assert_close(final[0], state, rtol=1e-12, atol=1e-12)
+
+
+def test_rotation_by_hand() -> None:
+    """A rotation of every pair of channels, before the next map is applied; what stands still is not rotated."""
+    problem = Problem.random("head", 6, 3, lengths=(5,), dtypes=(F32,), num_heads=2, seed=3).turned(2, seed=2)
+    assert problem.turns is not None and problem.chains.initial_index[0] >= 0
+    rows, cos, sin = problem.turns
+    assert STILL in rows.tolist() and max(rows.tolist()) >= 0, "the seed should turn some elements"
+    state = problem.initial[problem.chains.initial_index[0]].double()
+    for number, (_, transition, end_state, _) in enumerate(problem.chains.elements.tolist()):
+        added = problem.end_states[0][end_state].double()
+        if rows[number] != STILL:
+            for pair in range(2):
+                c, s = float(cos[rows[number], pair]), float(sin[rows[number], pair])
+                one, other = added[:, pair].clone(), added[:, pair + 2].clone()
+                added[:, pair], added[:, pair + 2] = c * one - s * other, s * one + c * other
+        factor = {ZERO: 0.0, IDENTITY: 1.0}.get(transition)
+        scale = problem.transitions[0][transition].double()[:, None, None] if factor is None else factor
+        state = scale * state + added
+    torch.testing.assert_close(problem.solve()[1][0], state, rtol=1e-12, atol=1e-12)
+
+
+def test_only_one_number_a_head_is_rotated_beside() -> None:
+    for kind in KINDS[1:]:
+        problem = Problem.random(kind, 8, 3).turned(2)
+        with pytest.raises(ChainsError, match="one number a head"):
+            compose(*problem.arguments, turns=problem.turns)  # type: ignore[arg-type]
+    problem = Problem.random("head", 8, 3).turned(2)
+    assert problem.turns is not None
+    for wrong in (
+        {"rows": problem.turns.rows[1:]},
+        {"cos": problem.turns.cos[:, :1]},
+        {"rows": problem.turns.rows.long()},
+    ):
+        with pytest.raises(ChainsError):
+            compose(*problem.arguments, turns=problem.turns._replace(**wrong))  # type: ignore[arg-type]
 
 
 def test_reference_runs_in_float64() -> None:
@@ -208,6 +293,8 @@ def limit(precision: Precision) -> float:
 def test_every_layout_on_a_gpu(kind: Kind, precision: Precision, config: Config) -> None:
     problem = Problem.random(kind, 128, 128, lengths=(7, 0, 16, 1), num_heads=3, device="cuda")
     assert kernel_error(problem, precision, config) < limit(precision)
+    if kind == "head":
+        assert kernel_error(problem.turned(32), precision, config) < limit(precision)
 
 
 @pytest.mark.gpu

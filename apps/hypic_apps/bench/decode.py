@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from hypic.engine.engine import Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
+from hypic.engine.task import Task
 from hypic_apps.bench import driving, floors, profile
 from hypic_apps.bench.geometries import geometry
 from hypic_apps.bench.options import add_common, is_small, note, numbers, shown, with_defaults
@@ -61,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
     contexts = args.context or [1024 if is_small(device, made) else 16384]
     longest = max(contexts) + TAIL_TOKENS + args.steps + args.warmup + 16
     # A context is as long as a segment would have to be for this split of memory.
-    settings = with_defaults(
-        settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=longest
-    )
+    settings = with_defaults(settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=longest)
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
         records = [

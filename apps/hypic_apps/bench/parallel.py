@@ -1,54 +1,58 @@
-"""Cold requests over several workers: what is asked, timed and checked. The command is ``parallel_command``.
+"""Cold requests over several workers: an engine with all its workers, what is asked of it, and how that is timed.
 
-All workers are started once; for fewer of them the rest is left alone. A cold request's time is taken apart into what
-planning took, how long entries were on their way, and what the combiner needs once all of them are there, which is the
-time of the same request asked again.
+All workers are started once; for fewer of them the rest is left alone. The command is ``parallel_command``, what is
+compared ``parallel_check``, what is measured ``parallel_runs``.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import starting, workers
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
-from hypic.engine.parallel.simulate import lengths
-from hypic.engine.payload import difference
+from hypic.engine.calibrate import warming
+from hypic.engine.engine import Engine
+from hypic.engine.parallel.wants import Counts
 from hypic.engine.plan import Piece
+from hypic.engine.pool import Layout
 from hypic.engine.store.image import EntryImage, export
 from hypic.engine.store.texts import Texts, Wanted
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams, Segment
-from hypic_apps.bench.records import percentile
 from hypic_apps.cli.errors import CommandError
 
 NO_TEXT = Vocabulary(decode=lambda ids: "")
 USABLE_S = 120.0
-CHECKED_SEGMENTS = 4
-SIGMA = 0.8
-Record = dict[str, Any]
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Cold:
-    """One cold request; times are seconds, ``carry_s`` summed over all entries."""
+    """One cold request, in seconds: to its first token; of that, what planning took, until this worker had encoded its
+    own part, and from then until the last entry had come. ``carry_s`` is summed over entries, which overlap with
+    encoding. ``combine_s`` is the same request asked again, when all is there."""
 
     ttft_s: float
     plan_s: float
+    own_s: float
+    wait_s: float
     carry_s: float
     came_bytes: int
     num_came: int
+    num_again: int
     combine_s: float
-    token: int
 
 
 @dataclass
@@ -65,6 +69,15 @@ class Rig:
     def workers(self) -> workers.Workers | None:
         return self.started.workers
 
+    @property
+    def layout(self) -> Layout:
+        return self.started.loop.call(lambda engine: engine.runner.pool.layout)
+
+    @property
+    def counts(self) -> Counts:
+        """What has gone over to others so far."""
+        return Counts() if self.workers is None else replace(self.workers.peers.counts)
+
     def use(self, num_workers: int, planner: str = "longest-first") -> None:
         """Give work to so many workers only."""
         if self.workers is not None:
@@ -78,37 +91,66 @@ class Rig:
 
     def cold(self, documents: Sequence[Piece]) -> Cold:
         """Ask for what nobody has; everybody forgets it afterwards."""
-        counts = None if self.workers is None else self.workers.peers.counts
-        before = (0.0, 0.0, 0, 0) if counts is None else (counts.plan_s, counts.carry_s, counts.came_bytes, counts.came)
-        ttft_s, token = self.ask(documents)
-        after = before if counts is None else (counts.plan_s, counts.carry_s, counts.came_bytes, counts.came)
-        spent = [b - a for a, b in zip(before, after, strict=True)]
+        before, began_s = self.counts, time.monotonic()
+        ttft_s, _ = self.ask(documents)
+        after, own_until_s = self.counts, self._last_encoded_s()
         combine_s, _ = self.ask(documents)
         self.forget()
-        return Cold(ttft_s, spent[0], spent[1], int(spent[2]), int(spent[3]), combine_s, token)
+        return Cold(
+            ttft_s=ttft_s,
+            plan_s=after.plan_s - before.plan_s,
+            own_s=max(own_until_s - began_s, 0.0),
+            wait_s=max(after.last_came_s - max(own_until_s, began_s), 0.0),
+            carry_s=after.carry_s - before.carry_s,
+            came_bytes=after.came_bytes - before.came_bytes,
+            num_came=after.came - before.came,
+            num_again=after.fell_back - before.fell_back,
+            combine_s=combine_s,
+        )
 
-    def ask(self, documents: Sequence[Piece]) -> tuple[float, int]:
-        """Seconds to the first token, and the token.
+    def _last_encoded_s(self) -> float:
+        return 0.0 if self.workers is None else self.workers.peers.pace.last_s
+
+    def ask(self, documents: Sequence[Piece], max_tokens: int = 1) -> tuple[float, Tokens]:
+        """Seconds to the first token, and the tokens of the answer.
 
         Raises:
             HypicError: the request failed.
         """
-        number = next(self._numbers)
         tail = Piece(tuple(np.random.default_rng(0).integers(1, self.vocab_size, self.tail_tokens).tolist()))
-        sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+        return self._answer(Task(self._id(), [*documents, tail], sampling, self.policy))
+
+    def encode_alone(self, documents: Sequence[Piece]) -> None:
+        """Have this worker encode segments, each in a step that runs nothing else."""
+        for piece in documents:
+            self._answer(warming(self._id(), piece.ids, Segment(""), self.policy.seam))
+
+    def _id(self) -> str:
+        return f"bench-{next(self._numbers)}"
+
+    def _answer(self, task: Task) -> tuple[float, Tokens]:
         inbox: queue.SimpleQueue[Emission] = queue.SimpleQueue()
-        started = time.perf_counter()
-        self.started.loop.submit(Task(f"bench-{number}", [*documents, tail], sampling, self.policy), inbox.put)
-        result = inbox.get().result
-        if isinstance(result, HypicError):
-            raise result
-        return time.perf_counter() - started, result.token_ids[0]
+        first_s, ids, started = 0.0, list[int](), time.perf_counter()
+        self.started.loop.submit(task, inbox.put)
+        while True:
+            emission = inbox.get()
+            first_s = first_s or time.perf_counter() - started
+            if isinstance(emission.result, HypicError):
+                raise emission.result
+            ids += emission.result.token_ids
+            if emission.is_last:
+                return first_s, tuple(ids)
 
     def forget(self) -> None:
         """Empty all stores."""
-        self.started.loop.call(lambda engine: engine.store.clear())
+        self.forget_here()
         if self.workers is not None:
             self.workers.forget(Wanted(), Texts(Wanted()))
+
+    def forget_here(self) -> None:
+        """Empty this worker's store."""
+        self.started.loop.call(lambda engine: engine.store.clear())
 
     def images(self) -> dict[bytes, EntryImage]:
         def read(engine: Engine) -> dict[bytes, EntryImage]:
@@ -120,7 +162,7 @@ class Rig:
 
 @contextmanager
 def rig(folder: Path, config: EngineConfig, tail_tokens: int, carrier: str) -> Iterator[Rig]:
-    """An engine with all its workers, each seen to compute the same.
+    """An engine with all its workers, each seen to compute the same; nothing is left of it afterwards.
 
     Raises:
         HypicError: it cannot be started.
@@ -136,66 +178,7 @@ def rig(folder: Path, config: EngineConfig, tail_tokens: int, carrier: str) -> I
         yield Rig(started, int(model.embed_tokens.num_embeddings), tail_tokens, config.policy)
     finally:
         started.close()
-
-
-def check(made: Rig, num_workers: int, segment_tokens: int) -> Record:
-    """Whether so many workers give one worker's token and entries."""
-    documents = made.documents([segment_tokens] * CHECKED_SEGMENTS, 7)
-    made.use(1)
-    _, expected = made.ask(documents)
-    images = made.images()
-    made.forget()
-    made.use(num_workers, "round-robin")
-    _, found = made.ask(documents)
-    others = made.images()
-    made.forget()
-    apart = max(difference(others[key], images[key]) for key in images)
-    return {"workers": num_workers, "same_token": found == expected, "entries_differ_by": apart}
-
-
-def even(
-    made: Rig, nums: Sequence[int], shape: tuple[int, int], runs: int, told: Callable[[str], None]
-) -> list[Record]:
-    """Segments of one length, by number of workers."""
-    records: list[Record] = []
-    for num_workers in nums:
-        told(f"{num_workers} workers, {shape[0]} x {shape[1]:,}")
-        made.use(num_workers)
-        found = [made.cold(made.documents([shape[1]] * shape[0], 100 + run)) for run in range(-1, runs)][1:]
-        record = _record(num_workers, "longest-first", shape[0], shape[1], found)
-        first = records[0]["ttft_ms_p50"] if records else record["ttft_ms_p50"]
-        records.append({**record, "speedup": first / record["ttft_ms_p50"]})
-    return records
-
-
-def uneven(
-    made: Rig, num_workers: int, mean_tokens: int, count: int, seeds: int, told: Callable[[str], None]
-) -> Record:
-    """Lognormal segments: round robin's time over longest-first's, median over seeds."""
-    ratios, times = [], {"longest-first": list[float](), "round-robin": list[float]()}
-    for seed in range(seeds):
-        told(f"{num_workers} workers, {count} uneven segments, seed {seed}")
-        tokens = lengths(np.random.default_rng(seed), count, mean_tokens, SIGMA)
-        for planner, found in times.items():
-            made.use(num_workers, planner)
-            found.append(made.cold(made.documents(tokens, 1000 + seed)).ttft_s)
-        ratios.append(times["round-robin"][-1] / times["longest-first"][-1])
-    return {
-        **{"workers": num_workers, "segments": count, "mean_tokens": mean_tokens, "sigma": SIGMA, "seeds": seeds},
-        **{f"{name}_ms_p50": 1e3 * percentile(found, 50) for name, found in times.items()},
-        "ratio_p50": percentile(ratios, 50),
-    }
-
-
-def _record(num_workers: int, planner: str, count: int, tokens: int, found: Sequence[Cold]) -> Record:
-    carry_s, came_bytes = sum(c.carry_s for c in found), sum(c.came_bytes for c in found)
-    return {
-        **{"workers": num_workers, "planner": planner, "segments": count, "segment_tokens": tokens, "runs": len(found)},
-        "ttft_ms_p50": 1e3 * percentile([c.ttft_s for c in found], 50),
-        "ttft_ms_p90": 1e3 * percentile([c.ttft_s for c in found], 90),
-        "dispatch_ms": 1e3 * percentile([c.plan_s for c in found], 50),
-        "exchange_ms": 1e3 * percentile([c.carry_s / max(num_workers - 1, 1) for c in found], 50),
-        "combine_ms": 1e3 * percentile([c.combine_s for c in found], 50),
-        "entries_sent": percentile([c.num_came for c in found], 50),
-        "link_gb_per_s": came_bytes / carry_s / 1e9 if carry_s else None,
-    }
+        model = None
+        gc.collect()  # the next geometry needs the memory
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hypic.config import EngineConfig
-from hypic.engine.parallel.assign import PLANNERS
 from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, EntrySize, LinkCost
 from hypic.engine.parallel.simulate import MOST_WORKERS, Fleet, Trace, cold_request_s, play, uneven_ratio
 from hypic.engine.parallel.transport import NAMES
+from hypic.errors import HypicError
 from hypic_apps.bench import parallel
-from hypic_apps.bench.geometries import geometry
+from hypic_apps.bench.geometries import Geometry, geometry
 from hypic_apps.bench.options import add_common, end_notes, note, numbers, whole, with_defaults
+from hypic_apps.bench.parallel_check import check
 from hypic_apps.bench.parallel_plot import draw
-from hypic_apps.bench.records import about, number, save, table
+from hypic_apps.bench.parallel_runs import SIGMA, Clock, even, fetch, uneven
+from hypic_apps.bench.parallel_text import text
+from hypic_apps.bench.records import about, save
 from hypic_apps.cli.errors import CommandError, InputError
 from hypic_apps.cli.options import engine_settings
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
@@ -27,17 +31,19 @@ from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 SUMMARY = "cold requests over several workers; fleets of workers simulated"
 EXAMPLES = """
 hypic bench parallel
-hypic bench parallel --geometry qwen3.5-35b-a3b --counts 1,2,4,8 --shapes 64x1024,11x2400 --save parallel.json
+hypic bench parallel --geometry qwen3.5-35b-a3b,ring-mini-linear-2.0 --shapes 64x1024,11x2400 --save p.json --plot p.png
 hypic bench parallel --counts 1 --simulate 8,64,1024
 hypic bench parallel --cost 0.016,2e-5,2e-10 --simulate 8,64,1024
 """
 DETAILS = """All workers are started once and fewer are used for smaller counts. Every request is
-of new random documents. --simulate plays the same planner against the costs that
+of new random documents. Several geometries are measured one after the other, and what
+there is is saved after each step. --simulate plays the same planner against the costs that
 were measured, or against those of --cost (seconds a step, a token, a pair of tokens)."""
 # An entry of the 35-billion-parameter geometry, for costs that come from the command line.
 LARGE_ENTRY = EntrySize(123 * 2**20, 20 * 2**10)
 NVLINK = LinkCost(2e-4, 1 / 2e11)
 Result = dict[str, Any]
+Shapes = Sequence[tuple[int, int]]
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -60,6 +66,8 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--fail-rate", type=float, default=0.0, metavar="SHARE",
                         help="simulated share of pieces of work that fail (default: 0)")  # fmt: skip
     parser.add_argument("--cost", type=cost, metavar="S,T,P", help="simulate with these costs and measure nothing")
+    parser.add_argument("--budget", type=float, metavar="SECONDS",
+                        help="of a geometry; afterwards each measurement is made once")  # fmt: skip
     parser.add_argument("--plot", metavar="FILE", help="draw times and speedup against workers")
     add_common(parser)
     parser.set_defaults(run=run)
@@ -87,51 +95,89 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         InputError: a fleet is too large to simulate.
-        CommandError: several workers do not give one worker's answer.
+        CommandError: several workers do not give one worker's answer, or a geometry cannot be measured.
     """
     if args.simulate and max(args.simulate) > MOST_WORKERS:
         raise InputError(f"a fleet of {max(args.simulate)} is too large; simulate up to {MOST_WORKERS} workers.")
-    result = about("cold requests over several workers; times in milliseconds")
-    if args.cost is None:
-        result |= _measured(args)
-    else:
-        result["cost"] = {"encode": vars(args.cost), "link": vars(NVLINK), "entry": vars(LARGE_ENTRY)}
+    result = {**about("cold requests over several workers; times in milliseconds"), "runs": []}
+    for name in args.geometry.split(",") if args.cost is None else ():
+        _measure(args, name, result)
     if args.simulate:
-        result["simulated"] = [_simulated(args, result["cost"], count) for count in args.simulate]
+        costs = args.cost and {"encode": vars(args.cost), "link": vars(NVLINK), "entry": vars(LARGE_ENTRY)}
+        costs = costs or result["runs"][-1].get("cost", {"encode": None})
+        result["simulated"] = [_simulated(args, costs, count) for count in args.simulate]
     end_notes()
-    if args.save:
-        save(Path(args.save), result)
-    if args.plot and result.get("even"):
+    _keep(args, result)
+    if args.plot and any(run["even"] for run in result["runs"]):
         draw(result, Path(args.plot))
     print(json.dumps(result, indent=1) if args.json else text(result))
-    wrong = [c for c in result.get("checked", ()) if not c["same_token"]]
-    if wrong:
-        raise CommandError(f"{wrong[0]['workers']} workers gave another token than one; the times mean nothing.")
+    _demand_sound(result)
     return 0
 
 
-def _measured(args: argparse.Namespace) -> Result:
-    made, settings = geometry(args.geometry), engine_settings(args)
+def _keep(args: argparse.Namespace, result: Result) -> None:
+    """What there is so far: a machine that is lent may be taken away at any time."""
+    if args.save:
+        save(Path(args.save), result)
+
+
+def _demand_sound(result: Result) -> None:
+    """Raises ``CommandError`` for what makes the times worthless."""
+    for run in result["runs"]:
+        if "error" in run:
+            raise CommandError(f"{run['geometry']}: {run['error']}")
+        for checked in run["checked"]:
+            if not checked["is_right"]:
+                found = f"{run['geometry']}: {checked['workers']} workers do not give what one gives"
+                raise CommandError(f"{found}; the times mean nothing.")
+
+
+def _measure(args: argparse.Namespace, name: str, result: Result) -> None:
+    """All of one geometry, kept bit by bit."""
+    made, settings = geometry(name), engine_settings(args)
     is_gpu = torch.cuda.is_available() and settings.get("device", "auto") != "cpu"
     counts = sorted(set(args.counts or _counts(is_gpu)))
     wanted = args.shapes or [(16, 1024 if is_gpu else 128)]
-    mean = wanted[0][1]
-    longest = max([count * tokens for count, tokens in wanted] + [2 * args.uneven * mean])
+    config = _config(args, settings, made, counts, wanted, is_gpu)
+    run: Result = {"geometry": made.name, "checked": [], "even": [], "uneven": [], "fetched": []}
+    result["runs"].append(run)
+    note(f"starting {config.workers} workers of {made.name}")
+    began_s = time.monotonic()
+    try:
+        with made.placed() as folder, parallel.rig(folder, config, args.tail_tokens, args.carrier) as rig:
+            run |= {"start_s": time.monotonic() - began_s, **_described(rig)}
+            for part, records in _parts(args, rig, counts, wanted):
+                run[part] += records
+                run["cost"] = _costs(rig)
+                _keep(args, result)
+    except (HypicError, CommandError) as error:  # the other geometries are measured all the same
+        run["error"] = str(error)
+
+
+def _config(
+    args: argparse.Namespace, settings: Result, made: Geometry, counts: Sequence[int], wanted: Shapes, is_gpu: bool
+) -> EngineConfig:
+    longest = max([count * tokens for count, tokens in wanted] + [2 * args.uneven * wanted[0][1]])
     random_weights = {} if made.folder is not None else {"load_format": "dummy"}
     own = {} if is_gpu else {"threads": 1}
     defaults = {**random_weights, **own, "max_context": longest + args.tail_tokens + 512, "max_running": 4}
-    config = EngineConfig.of(**with_defaults(settings, **defaults, workers=max(counts)))
-    note(f"starting {config.workers} workers of {made.name}")
-    with made.placed() as folder, parallel.rig(folder, config, args.tail_tokens, args.carrier) as rig:
-        checked = [parallel.check(rig, count, wanted[0][1]) for count in counts if count > 1]
-        even = [parallel.even(rig, counts, shape, args.runs, note) for shape in wanted]
-        uneven = [
-            parallel.uneven(rig, count, mean, args.uneven, args.seeds, note)
-            for count in counts if count > 1 and args.uneven
-        ]  # fmt: skip
-        found = _costs(rig)
-    flat = [{**record, "geometry": made.name} for records in even for record in records]
-    return {"geometry": made.name, "checked": checked, "even": flat, "uneven": uneven, "cost": found}
+    return EngineConfig.of(**with_defaults(settings, **defaults, workers=max(counts)))
+
+
+def _parts(
+    args: argparse.Namespace, rig: parallel.Rig, counts: Sequence[int], wanted: Shapes
+) -> Iterator[tuple[str, list[Result]]]:
+    """Everything that is compared and measured, in the order of its worth."""
+    several, clock = [count for count in counts if count > 1], Clock.of(args.budget)
+    for count in several:
+        note(f"{count} workers compared with one")
+        yield "checked", [check(rig, count, wanted[0][1])]
+    for shape in wanted:
+        yield "even", even(rig, counts, shape, args.runs, clock, note)
+    for count in several if args.uneven else ():
+        yield "uneven", [uneven(rig, count, wanted[0][1], args.uneven, args.seeds, clock, note)]
+    for count in several:
+        yield "fetched", [fetch(rig, count, wanted[0], args.runs, clock, note)]
 
 
 def _counts(is_gpu: bool) -> list[int]:
@@ -139,13 +185,21 @@ def _counts(is_gpu: bool) -> list[int]:
     return [count for count in (1, 2, 4, 8, 16) if count <= most] or [1]
 
 
+def _described(rig: parallel.Rig) -> Result:
+    layout, peers = rig.layout, rig.workers and rig.workers.peers.view.peers.values()
+    return {
+        "dtype": str(layout.dtype).removeprefix("torch."),
+        "carriers": sorted({peer.carrier for peer in peers or ()}),
+        "devices": sorted({peer.hello.device for peer in peers or ()}),
+    }
+
+
 def _costs(rig: parallel.Rig) -> Result:
     """What was measured and observed: the planner's own numbers."""
-    layout = rig.started.loop.call(lambda engine: engine.runner.pool.layout)
-    link, encode = UNMEASURED_LINK, None
+    layout, link, encode = rig.layout, UNMEASURED_LINK, None
     if rig.workers is not None:
         peers = rig.workers.peers
-        encode = peers.cost
+        encode = peers.pace.cost
         link = next((peer.link for peer in peers.view.peers.values()), link)
     entry = EntrySize(layout.state_bytes + layout.transition_bytes, layout.token_bytes)
     return {"encode": None if encode is None else vars(encode), "link": vars(link), "entry": vars(entry)}
@@ -166,11 +220,11 @@ def _simulated(args: argparse.Namespace, found: Result, count: int) -> Result:
     # Half of a request's segments are taken to be found somewhere.
     service_s = fleet.combine_s + 12 * fleet.encode.marginal_s(512)
     trace = Trace(args.requests, rate_s=args.load * count / service_s)
-    played = {name: play(fleet, trace, name) for name in PLANNERS}
+    played = {name: play(fleet, trace, name) for name in ("longest-first", "round-robin")}
     return {
         "workers": count,
         "cold_64x1024_speedup": _cold_speedup(fleet),
-        "uneven_ratio": uneven_ratio(fleet, 32, 1024, parallel.SIGMA, 20),
+        "uneven_ratio": uneven_ratio(fleet, 32, 1024, SIGMA, 20),
         **{
             f"{name}_ttft_ms": {f"p{p}": 1e3 * one.percentile(p / 100) for p in (50, 90, 99)}
             for name, one in played.items()
@@ -186,56 +240,3 @@ def _simulated(args: argparse.Namespace, found: Result, count: int) -> Result:
 def _cold_speedup(fleet: Fleet) -> float:
     one = Fleet(1, fleet.encode, fleet.link, fleet.size, fleet.combine_s)
     return cold_request_s(one, [1024] * 64, "longest-first") / cold_request_s(fleet, [1024] * 64, "longest-first")
-
-
-def text(result: Result) -> str:
-    """The tables."""
-    parts = [part for part in (_even(result), _uneven(result), _fleets(result), _checks(result)) if part]
-    return "\n\n".join(parts)
-
-
-def _even(result: Result) -> str:
-    heads = ("segments", "workers", "p50 ms", "p90 ms", "speedup", "dispatch ms", "exchange ms", "combine ms", "sent",
-             "GB/s a link")  # fmt: skip
-    rows = [
-        (
-            f"{r['segments']} x {r['segment_tokens']:,}", str(r["workers"]), number(r["ttft_ms_p50"]),
-            number(r["ttft_ms_p90"]), number(r["speedup"]), number(r["dispatch_ms"]), number(r["exchange_ms"]),
-            number(r["combine_ms"]), number(r["entries_sent"]), number(r["link_gb_per_s"]),
-        )
-        for r in result.get("even", ())
-    ]  # fmt: skip
-    return table(heads, rows) if rows else ""
-
-
-def _uneven(result: Result) -> str:
-    heads = ("uneven segments", "workers", "longest first ms", "round robin ms", "ratio", "seeds")
-    rows = [
-        (
-            f"{r['segments']} of about {r['mean_tokens']:,}", str(r["workers"]), number(r["longest-first_ms_p50"]),
-            number(r["round-robin_ms_p50"]), number(r["ratio_p50"]), str(r["seeds"]),
-        )
-        for r in result.get("uneven", ())
-    ]  # fmt: skip
-    return table(heads, rows) if rows else ""
-
-
-def _fleets(result: Result) -> str:
-    heads = ("simulated workers", "64 x 1k", "uneven", "p50 ms", "p90 ms", "p99 ms", "round robin p90 ms", "busy")
-    rows: Sequence[Sequence[str]] = [
-        (
-            str(r["workers"]), number(r["cold_64x1024_speedup"], "x"), number(r["uneven_ratio"], "x"),
-            *(number(r["longest-first_ttft_ms"][p]) for p in ("p50", "p90", "p99")),
-            number(r["round-robin_ttft_ms"]["p90"]), f"{r['busy_share']:.0%}",
-        )
-        for r in result.get("simulated", ())
-    ]  # fmt: skip
-    return table(heads, rows) if rows else ""
-
-
-def _checks(result: Result) -> str:
-    return "\n".join(
-        f"{c['workers']} workers: {'the same' if c['same_token'] else 'ANOTHER'} token as one, entries differ by "
-        f"{c['entries_differ_by']:.1e} at most"
-        for c in result.get("checked", ())
-    )

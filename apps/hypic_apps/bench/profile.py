@@ -2,23 +2,27 @@
 
 Requests are run under torch's profiler on the engine's own thread: one plainly, for times, and one with Python's
 stacks, which slow the host down but not the kernels, for rooms. That one runs without recorded steps (CUDA graphs),
-whose kernels have no stack.
+whose kernels have no stack. Before these a few run without the profiler, for the host's own time before the device is
+at work and after it is done.
 """
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hypic.engine.engine import Engine
+from hypic.engine.read_back import ReadBack
 from hypic_apps.bench.records import number, table
 from hypic_apps.bench.trace import Stacks, Trace, busy_us, by_room, own_times, totals
 
@@ -26,6 +30,7 @@ Request = Callable[[Engine], object]
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 TOP = 25
+NUM_HOST = 5
 
 
 def take(requests: Iterator[Request], execute: Callable[[Request], object], device: torch.device) -> str:
@@ -35,11 +40,12 @@ def take(requests: Iterator[Request], execute: Callable[[Request], object], devi
     """
     with profile(activities=_activities(device)):
         pass  # the profiler wants to be started first by the thread that loaded it
-    execute(next(requests))
+    execute(partial(_to_its_end, next(requests)))
+    hosts = [_host_times(next(requests), execute) for _ in range(NUM_HOST)]
     plain, wall_s = _traced(next(requests), execute, device, with_stack=False)
-    execute(partial(_unrecorded, next(requests)))
+    execute(partial(_to_its_end, partial(_unrecorded, next(requests))))
     stacked, _ = _traced(partial(_unrecorded, next(requests)), execute, device, with_stack=True)
-    parts = [_summary(plain, wall_s), _rooms(stacked, wall_s), _waits(stacked)]
+    parts = [_summary(plain, wall_s), _host(hosts), _rooms(stacked, wall_s), _waits(stacked)]
     if plain.kernels:
         parts.append(_top("kernel", totals(plain.kernels)))
     parts.append(_top("operator (own host time)", own_times(plain.operators)))
@@ -61,10 +67,60 @@ def _traced(
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 seconds.append(time.perf_counter() - started)
+            _to_its_end(lambda engine: None, engine)
             profiler.export_chrome_trace(str(path))
 
         execute(profiled)
         return Trace.read(path), seconds[0]
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """Seconds of one request to its first token: the host before each step is handed to the device, its waits for the
+    device, and from the last of these to the token."""
+
+    before_s: float
+    waited_s: float
+    after_s: float
+
+
+def _host_times(request: Request, execute: Callable[[Request], object]) -> HostTimes:
+    marks: list[float] = []
+
+    def launched(read_back: ReadBack) -> None:
+        marks.append(time.perf_counter())
+        read_back.wait()
+        marks.append(time.perf_counter())
+
+    def watched(engine: Engine) -> None:
+        engine.meanwhile, before = launched, engine.meanwhile
+        marks.append(time.perf_counter())
+        try:
+            request(engine)
+        finally:
+            engine.meanwhile = before
+        marks.append(time.perf_counter())
+
+    execute(partial(_to_its_end, watched))
+    spans = [after - before for before, after in itertools.pairwise(marks)]
+    return HostTimes(sum(spans[:-1:2]), sum(spans[1::2]), spans[-1])
+
+
+def _host(times: Sequence[HostTimes]) -> str:
+    before, waited, after = (
+        1e3 * median(values) for values in zip(*((t.before_s, t.waited_s, t.after_s) for t in times), strict=True)
+    )
+    return (
+        f"host: {before:.2f} ms before the device has its work, {waited:.2f} ms waiting for it, {after:.2f} ms from "
+        f"there to the token (medians of {len(times)} requests, without the profiler)"
+    )
+
+
+def _to_its_end(request: Request, engine: Engine) -> None:
+    """A request that was left at its first token is answered before the next one begins."""
+    request(engine)
+    while engine.has_work:
+        engine.step()
 
 
 def _unrecorded(request: Request, engine: Engine) -> None:

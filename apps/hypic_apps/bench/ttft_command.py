@@ -13,9 +13,10 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import models
-from hypic.engine.engine import Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
 from hypic.engine.runner import dtype_of
+from hypic.engine.task import Task
 from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams
 from hypic_apps.bench import floors, peer_process, plots, profile, ttft
@@ -194,10 +195,10 @@ def _profile(built: Session, shape: Shape, arm: str) -> str:
 
 
 def _drive(pieces: Sequence[Piece], policy: Policy, id: str, engine: Engine) -> None:
-    """One request on the engine's own thread, to its first token."""
-    engine.add(Task(id, pieces, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True), policy))
-    while engine.has_work:
-        engine.step()
+    """One request on the engine's own thread, to its first token; its second one is left."""
+    engine.add(Task(id, pieces, SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True), policy))
+    while all(emission.id != id for emission in engine.step()):
+        pass
 
 
 def text(result: dict[str, Any]) -> str:

@@ -16,10 +16,11 @@ from torch import Tensor
 from hypic.checkpoints import BUNDLED, bundled
 from hypic.config import EngineConfig
 from hypic.engine import plan, weights
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import Choice, Sampler, SamplingState
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.work import Work
 from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams

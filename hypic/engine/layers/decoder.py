@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hypic.engine.batch import Batch, Final
 from hypic.engine.layers.attention import Attention, Turns
 from hypic.engine.layers.linear_attention import Mixer, mix
+from hypic.engine.layers.linear_runs import RunMixer
 from hypic.engine.layers.mla import LatentAttention
 from hypic.engine.layers.moe import Experts
 from hypic.engine.layers.rotary import Angles, Rotary
@@ -98,6 +99,11 @@ class Decoder(nn.Module):
         weight = self.embed_tokens.weight
         experts = [module for module in self.modules() if isinstance(module, Experts)]
         return self.is_paged and all(module.asks_no_host(weight) for module in experts)
+
+    def runs_rows(self) -> bool:
+        """Whether every linear layer has a kernel that carries its state through long rows, which is tried here."""
+        linear = [mixer for mixer in self.mixers() if isinstance(mixer.kept, LinearShape)]
+        return bool(linear) and all(isinstance(mixer, RunMixer) and mixer.runs_rows() for mixer in linear)
 
     @property
     def layout(self) -> Layout:

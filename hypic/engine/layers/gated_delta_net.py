@@ -25,6 +25,7 @@ from hypic.engine.layers.rotary import Angles
 from hypic.engine.linear.delta import DeltaInputs, GatedDelta
 from hypic.engine.pool import LinearShape, Pool
 from hypic_kernels import delta
+from hypic_kernels.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,24 @@ class Projected:
     z: Tensor
     b: Tensor
     a: Tensor
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Convolved tokens by head: ``q, k [N, Hk, K]``, ``v [N, Hv, V]``, raw ``a, b [N, Hv]``; ``out [N, Hv, V]`` is
+    filled in."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    a: Tensor
+    b: Tensor
+    norm: delta.GatedNorm
+    out: Tensor
+
+    @property
+    def tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self.q, self.k, self.v, self.a, self.b
 
 
 class GatedDeltaNet(nn.Module):
@@ -117,15 +136,60 @@ class GatedDeltaNet(nn.Module):
         self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None
     ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
         """See ``linear_kernels.FusedMixer``."""
-        q, k, v = self._convolved(projected, plan, pool, layer)
-        maps = delta.lift(q, k, v, projected.a, projected.b, plan.chunks, rule=self._rule)
+        rows = self.rows(projected, plan, pool, layer)
+        maps, fill = self.lift_chunks(rows, plan.chunks)
 
         def read(states: Tensor) -> Tensor:
-            out = torch.empty_like(v, memory_format=torch.contiguous_format)
-            delta.read(maps.query, maps.offset, states, plan.chunks, out, norm=self._norm_of(projected))
-            return self._projected_back(out)
+            fill(states)
+            return self.project_back(rows)
+
+        return maps, read
+
+    def rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> HeadRows:
+        """See ``linear_runs.RunMixer``."""
+        q, k, v = self._convolved(projected, plan, pool, layer)
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        return HeadRows(q, k, v, projected.a, projected.b, self._norm_of(projected), out)
+
+    def lift_chunks(self, rows: HeadRows, chunks: Tensor) -> tuple[Affine, Callable[[Tensor], None]]:
+        """See ``linear_runs.RunMixer``."""
+        maps = delta.lift(*rows.tokens, chunks, rule=self._rule)
+
+        def read(states: Tensor) -> None:
+            delta.read(maps.query, maps.offset, states, chunks, rows.out, norm=rows.norm)
 
         return Affine(maps.transition, maps.end_state), read
+
+    def scan_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
+        """See ``linear_kernels.ScanningMixer``."""
+        slotted, states, rule = plan.slotted, pool.states[layer], self._rule
+        stored, num_k_heads = (pool.transitions[layer], states), self.shape.num_k_heads
+        dtype = projected.mixed.dtype
+        if slotted is None or not delta.can_scan(dtype, num_k_heads, plan.chunks, stored, states, rule=rule):
+            return None
+        q, k, v = self._convolved(projected, plan, pool, layer)
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        tokens = (q, k, v, projected.a, projected.b, plan.chunks)
+        delta.scan(
+            *tokens, slotted.chains, stored, states, out, rule=rule, norm=self._norm_of(projected), before=states,
+            final=states, final_slots=plan.final_slots,
+        )  # fmt: skip
+        states.index_copy_(0, slotted.copies_to, states.index_select(0, slotted.copies_from))
+        return self._projected_back(out)
+
+    def runs_rows(self) -> bool:
+        """See ``linear_runs.RunMixer``; on a CPU the reference runs them."""
+        shape, weight = self.shape, self.conv1d.weight
+        sizes = (shape.num_k_heads, shape.num_v_heads, shape.head_k_dim, shape.head_v_dim)
+        return not weight.is_cuda or delta.runs_here(*sizes, weight.dtype, weight.device)
+
+    def run_rows(self, tokens: HeadRows, rows: Rows, initial: Tensor) -> tuple[Tensor, Tensor]:
+        """See ``linear_runs.RunMixer``."""
+        return delta.run(*tokens.tokens, rows, initial, tokens.out, rule=self._rule, norm=tokens.norm)
+
+    def project_back(self, rows: HeadRows) -> Tensor:
+        """See ``linear_runs.RunMixer``."""
+        return self._projected_back(rows.out)
 
     def step_rows(
         self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -195,6 +195,7 @@ class GroupedLightningAttention(nn.Module):
 
     def _rows(self, projected: Projected, angles: Angles | None) -> DecayRows:
         q, k, v = projected.qkv.chunk(3, dim=1)
-        weights = (self.query_layernorm.weight, self.key_layernorm.weight) if self.shape.has_norm else (None, None)
-        rule = decay.Rule(self.shape.silu, *weights, eps=self.shape.norm_eps, scale=self.shape.head_dim**-0.5)
+        rule = decay.Rule(silu=self.shape.silu, eps=self.shape.norm_eps, scale=self.shape.head_dim**-0.5)
+        if self.shape.has_norm:
+            rule = replace(rule, q_weight=self.query_layernorm.weight, k_weight=self.key_layernorm.weight)
         return DecayRows(q, k, v, self._decays.by_token(len(q), q.device), rule).at(angles)

@@ -1,7 +1,8 @@
 """A linear-attention layer over a batch by kernels: the same lift, scan and read as ``linear_attention``, on indices.
 
 Maps of chunks and of cached interiors stay where they are; one ragged scan walks both. A layer with kernels for its own
-recurrence lifts and reads with them (``FusedMixer``); any other is lifted by its family in torch.
+recurrence lifts and reads with them (``FusedMixer``); any other is lifted by its family in torch. Runs go first, by
+kernels that carry the state (``linear_runs``): what they fold may be read in the same step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hypic.engine.affine import Affine
 from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.chunks import chunked
+from hypic.engine.layers.linear_runs import RunMixer, run_rounds
 from hypic.engine.layers.rotary import Angles, move
 from hypic.engine.linear import LinearFamily
 from hypic.engine.pool import Pool
@@ -39,10 +41,17 @@ class FusedMixer(Protocol):
         """Maps of chunks ``[M, H, ...]``, and what gives the outputs from the states before them ``[M, H, K, V]``."""
         ...
 
-    def step_rows(
-        self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
-    ) -> Tensor:
+    def step_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None) -> Tensor:
         """One token a chain; the pool's states are moved on in place."""
+        ...
+
+
+@runtime_checkable
+class ScanningMixer(Protocol):
+    """A fused mixer that has, besides, one kernel for lift, scan and read together."""
+
+    def scan_rows(self, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
+        """Outputs at once, states written to the pool; None where maps of chunks are wanted or the better way."""
         ...
 
 
@@ -66,8 +75,24 @@ def _fused(
 ) -> Tensor:  # fmt: skip
     if batch.is_decode:
         return mixer.step_rows(projected, plan, pool, layer, angles)
+    if plan.rounds:
+        assert isinstance(mixer, RunMixer), "runs were planned for a layer that has no kernel for them"
+        return _with_runs(mixer, projected, plan, pool, layer)
+    if isinstance(mixer, ScanningMixer) and plan.folds is None and not plan.gathers:
+        outputs = mixer.scan_rows(projected, plan, pool, layer)
+        if outputs is not None:
+            return outputs
     maps, read = mixer.lift_rows(projected, plan, pool, layer, angles)
     return read(scan(maps, plan, pool, layer, moves, mixer.family.has_channel_gate)[: len(plan.chunks)])
+
+
+def _with_runs(mixer: RunMixer, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+    rows = mixer.rows(projected, plan, pool, layer)
+    run_rounds(mixer, rows, plan.rounds, pool, layer)
+    if len(plan.chunks):
+        maps, fill = mixer.lift_chunks(rows, plan.chunks)
+        fill(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
+    return mixer.project_back(rows)
 
 
 def _step(mixer: Any, x: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
@@ -101,7 +126,7 @@ def scan(maps: Affine, plan: KernelPlan, pool: Pool, layer: int, moves: Angles |
         precision=PRECISION,
         turns=None if moves is None or plan.gathers else compose.Turns(plan.element_turns, moves.cos, moves.sin),
     )
-    stored.index_copy_(0, plan.write_slots, states.index_select(0, plan.write_places))
+    compose.write_rows(states, plan.write_places, stored, plan.write_slots)
     return states
 
 

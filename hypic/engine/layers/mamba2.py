@@ -10,18 +10,23 @@ the five parts of what it gives.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hypic.engine.affine import Affine
 from hypic.engine.batch import Batch
-from hypic.engine.layers.conv import convolve_rows
-from hypic.engine.layers.norm import GroupRMSNorm, upcast
+from hypic.engine.kernel_plan import KernelPlan
+from hypic.engine.layers.conv import convolve_planned, convolve_rows
+from hypic.engine.layers.decay_rows import DecayRows
+from hypic.engine.layers.norm import GroupRMSNorm, by_kernel, upcast
 from hypic.engine.layers.rotary import Angles
 from hypic.engine.linear.mamba2 import Mamba2, Mamba2Inputs
 from hypic.engine.pool import LinearShape, Pool
+from hypic_kernels import decay
 
 NO_LIMIT = (0.0, math.inf)
 
@@ -115,12 +120,42 @@ class Mamba2Mixer(nn.Module):
 
     def output(self, mixed: Tensor, projected: Projected) -> Tensor:
         u = upcast(projected.mixed[:, : self.shape.inner_size]).view_as(mixed)
-        read, gate = (mixed + upcast(self.D)[:, None] * u).flatten(-2), F.silu(upcast(projected.z))
+        read = (mixed + upcast(self.D)[:, None] * u).flatten(-2)
+        if self.norm is not None and by_kernel(read):
+            out: Tensor = self.out_proj(self.norm.behind_silu(read, projected.z, self.shape.is_norm_first))
+            return out
+        gate = F.silu(upcast(projected.z))
         if self.norm is None:
             gated = read * gate
         elif self.shape.is_norm_first:
             gated = self.norm(read) * gate
         else:
             gated = self.norm(read * gate)
-        out: Tensor = self.out_proj(gated.to(projected.z.dtype))
+        out = self.out_proj(gated.to(projected.z.dtype))
         return out
+
+    # -- by kernels --------------------------------------------------------------------------------------------------
+
+    def lift_rows(
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
+    ) -> tuple[Affine, Callable[[Tensor], Tensor]]:
+        """See ``linear_kernels.FusedMixer``."""
+        projected = self._convolved(projected, plan, pool, layer)
+        maps, read = self._rows(projected).lift(plan)
+        return maps, lambda states: self.output(read(states), projected)
+
+    def step_rows(
+        self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int, angles: Angles | None
+    ) -> Tensor:
+        """See ``linear_kernels.FusedMixer``."""
+        projected = self._convolved(projected, plan, pool, layer)
+        return self.output(self._rows(projected).step(plan, pool, layer), projected)
+
+    def _convolved(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Projected:
+        weight, bias = self.conv1d.weight, self.conv1d.bias
+        mixed = convolve_planned(projected.mixed, weight, plan, pool, layer, bias=bias, has_silu=True)
+        return replace(projected, mixed=mixed)
+
+    def _rows(self, convolved: Projected) -> DecayRows:
+        x = self.inputs(convolved)
+        return DecayRows(x.q, x.k, x.v, x.g, decay.Rule())

@@ -28,7 +28,7 @@ def grouped_product() -> GroupedProduct | None:
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """``x @ weight.T`` in at least fp32, ``[N, E]``; nothing is copied where a product of 16 bits may leave its sums."""
+    """``x @ weight.T`` in at least fp32, ``[N, E]``; 16-bit operands are multiplied as they are."""
     if x.is_cuda and x.dtype == weight.dtype and x.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(x, weight.mT, out_dtype=torch.float32)
     return F.linear(upcast(x), upcast(weight))
@@ -90,7 +90,13 @@ class Experts(nn.Module):
         """``rows [n, hidden]`` sorted by expert; those of expert ``e`` end before ``ends[e]``."""
         offsets = ends.to(torch.int32)
         gate, up = product(rows, self.into.mT, offs=offsets).chunk(2, dim=-1)
-        return product(gated(gate, up), self.down_proj.mT, offs=offsets)
+        return self._back(gated(gate, up), offsets, product)
+
+    def _back(self, hidden: Tensor, offsets: Tensor, product: GroupedProduct) -> Tensor:
+        """To the width of a token: by our kernel where rows are very many, which torch's product does not beat."""
+        if kernels.multiplies_many(hidden, self.down_proj):
+            return kernels.down(hidden, self.down_proj, offsets)
+        return product(hidden, self.down_proj.mT, offs=offsets)
 
     def run_in_turn(self, rows: Tensor, ends: Tensor) -> Tensor:
         made, start = [rows[:0]], 0
@@ -121,7 +127,7 @@ class UngatedExperts(Experts):
 
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
         offsets = ends.to(torch.int32)
-        return product(F.relu(product(rows, self.up_proj.mT, offs=offsets)).square(), self.down_proj.mT, offs=offsets)
+        return self._back(F.relu(product(rows, self.up_proj.mT, offs=offsets)).square(), offsets, product)
 
     def run_one(self, expert: int, rows: Tensor) -> Tensor:
         return F.linear(F.relu(F.linear(rows, self.up_proj[expert])).square(), self.down_proj[expert])
@@ -220,6 +226,10 @@ class MoE(nn.Module):
         self.gate, self.experts = gate, experts
         self.shared_expert, self.shared_expert_gate = shared_expert, shared_expert_gate
 
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual + self(x)``, all ``[N, hidden]``; one pass where experts' rows are added up by kernel."""
+        return self._at_once(x, residual) if self.experts.asks_no_host(x) else residual + self(x)
+
     def forward(self, x: Tensor) -> Tensor:
         """``[N, hidden]`` -> ``[N, hidden]``."""
         if self.experts.asks_no_host(x):
@@ -232,12 +242,13 @@ class MoE(nn.Module):
             shared = shared * self.shared_expert_gate(x).sigmoid()
         return out + shared
 
-    def _at_once(self, x: Tensor) -> Tensor:
+    def _at_once(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         weights, chosen = self.gate(x)
         made, places = self.experts.spread(x, chosen)
         shared = None if self.shared_expert is None else self.shared_expert(x)
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate.weight[0]
-        return kernels.combine(made, places, weights, shared=shared, x=None if gate is None else x, gate=gate)
+        asked = None if gate is None else x
+        return kernels.combine(made, places, weights, shared=shared, x=asked, gate=gate, residual=residual)
 
 
 class SoftmaxMoE(MoE):

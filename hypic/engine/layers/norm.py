@@ -90,4 +90,11 @@ class GroupRMSNorm(nn.Module):
         """The norm of ``x [N, size]``, rounded to the type of ``gate [N, size]``, times ``sigmoid(gate)``."""
         if by_kernel(x):
             return pointwise.gated_group_norm(x, gate, self.weight, num_groups=self.num_groups, eps=self.eps)
-        return self(x).to(gate.dtype) * gate.sigmoid()
+        normed: Tensor = self(x).to(gate.dtype)
+        return normed * gate.sigmoid()
+
+    def behind_silu(self, x: Tensor, gate: Tensor, is_norm_first: bool) -> Tensor:
+        """The norm of ``x silu(gate)``, or of ``x``, times ``silu(gate)``; both ``[N, size]``, by kernel."""
+        return pointwise.gated_group_norm(
+            x, gate, self.weight, num_groups=self.num_groups, eps=self.eps, silu=True, gates_first=not is_norm_first
+        )

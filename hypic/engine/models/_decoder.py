@@ -8,6 +8,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from hypic.engine.layers.decoder import Decoder, Step, run_mixer
+from hypic.engine.layers.moe import MoE
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Rotary
 from hypic.engine.models._config import context_from, read
@@ -35,6 +36,8 @@ class PreNormBlock(nn.Module):
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         mixed = run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
         normed, hidden = self.post_attention_layernorm.after(step.kept(hidden), self._scaled(mixed))
+        if isinstance(self.mlp, MoE) and self.scale == 1.0:
+            return self.mlp.onto(hidden, normed)
         return hidden + self._scaled(self.mlp(normed))
 
     def _scaled(self, branch: Tensor) -> Tensor:

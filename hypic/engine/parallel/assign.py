@@ -113,7 +113,22 @@ def round_robin(jobs: Sequence[Job], members: Sequence[Member], combiner: int) -
     return [tracks[number % len(tracks)].take(job) for number, job in enumerate(jobs)]
 
 
-PLANNERS: Mapping[str, Planner] = {"longest-first": longest_first, "round-robin": round_robin}
+def elsewhere(jobs: Sequence[Job], members: Sequence[Member], combiner: int) -> list[Placed]:
+    """As round robin, but the combiner encodes nothing if there is anybody else: for comparing workers.
+
+    Raises:
+        ValueError: the combiner is none of the members.
+    """
+    tracks = _tracks(members, combiner)
+    tracks = tracks[1:] or tracks
+    return [tracks[number % len(tracks)].take(job) for number, job in enumerate(jobs)]
+
+
+PLANNERS: Mapping[str, Planner] = {
+    "longest-first": longest_first,
+    "round-robin": round_robin,
+    "elsewhere": elsewhere,
+}
 
 
 def _candidates(jobs: Sequence[Job], members: Sequence[Member], combiner: int) -> list[Member]:

@@ -67,7 +67,8 @@ class Caller:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._wire: Wire | None = None
         self._transport: Transport = SocketTransport()
-        self._is_over = False
+        self._is_over = self.is_connected = False
+        self.since_s = time.monotonic()
         self._lock = threading.Lock()
         threading.Thread(target=self._run, name=f"hypic-call-{hello.rank}", daemon=True).start()
 
@@ -93,6 +94,7 @@ class Caller:
             wire = wires.connect(self.hello.host, self.hello.port, self.me.secret)
             self._wire = wire
             self._transport = self._greet(wire)
+            self.is_connected = True
             self._events.connected(self.peer, self._transport.name)
             name = f"hypic-hear-{self.hello.rank}"
             threading.Thread(target=self._hear, args=(wire,), name=name, daemon=True).start()

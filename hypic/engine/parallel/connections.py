@@ -10,6 +10,8 @@ from hypic.engine.parallel.caller import Caller, Events, Self
 from hypic.engine.parallel.messages import Hello, Message
 
 RECONNECT_S = 0.5
+# Two workers that have not agreed by then on how entries travel try again, with nothing but a socket.
+CONNECT_S = 60.0
 
 
 class Connections:
@@ -23,11 +25,16 @@ class Connections:
         self._is_over = False
         self._lock = threading.RLock()
 
-    def __contains__(self, rank: int) -> bool:
+    def __contains__(self, rank: object) -> bool:
         return rank in self._callers
 
     def keep(self, hellos: Iterable[Hello], now: float) -> None:
         """Call those of these that are not called yet."""
+        with self._lock:
+            callers = list(self._callers.values())
+        for caller in callers:
+            if not caller.is_connected and now - caller.since_s > CONNECT_S:
+                caller.close("no connection could be made to it in time")
         with self._lock:
             for hello in hellos:
                 rank = hello.rank

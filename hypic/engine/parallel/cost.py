@@ -8,6 +8,7 @@ measurements at start-up and scaled by what is observed later; no coefficient is
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 OBSERVED_SHARE = 0.25
 # A single observation never moves a scale further than this: one slow step is no slow machine.
 LARGEST_RATIO = 8.0
+# A step is no measure of encoding if more than one token in so many is a request's own.
+MOST_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,12 @@ class EncodeCost:
         """Of one more segment in a step that runs anyway."""
         return self.scale * (self.token_s * num_tokens + self.pair_s * num_tokens * num_tokens)
 
-    def observed(self, predicted_s: float, seconds: float) -> EncodeCost:
-        """With the scale moved towards what a piece of work really took."""
+    def observed(self, predicted_s: float, seconds: float, share: float = OBSERVED_SHARE) -> EncodeCost:
+        """With the scale moved towards what a piece of work took; ``share`` is the weight of this observation."""
         if predicted_s <= 0 or seconds <= 0:
             return self
         ratio = min(max(seconds / predicted_s, 1 / LARGEST_RATIO), LARGEST_RATIO)
-        return replace(self, scale=self.scale * ratio**OBSERVED_SHARE)
+        return replace(self, scale=self.scale * ratio**share)
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[int, float]]) -> EncodeCost:
@@ -65,6 +68,25 @@ class EncodeCost:
         tokens, seconds = (np.asarray(column, dtype=np.float64) for column in zip(*measured, strict=True))
         columns = np.stack([np.ones_like(tokens), tokens, tokens * tokens], axis=1)
         return cls(*_non_negative(columns / seconds[:, None], np.ones_like(seconds)))
+
+
+@dataclass
+class Pace:
+    """What encoding costs this process, by its own clock: it follows what steps take. One thread writes it."""
+
+    cost: EncodeCost
+    last_s: float = 0.0
+    num_steps: int = 0
+
+    def ran(self, num_tokens: Sequence[int], num_rows: int, seconds: float) -> None:
+        """A step encoded so many tokens of each of several segments, and ran ``num_rows`` tokens of requests."""
+        self.last_s = time.monotonic()
+        if MOST_ROWS * num_rows > sum(num_tokens):
+            return  # it says more of something else
+        predicted_s = self.cost.seconds(num_rows) + sum(self.cost.marginal_s(count) for count in num_tokens)
+        self.num_steps += 1
+        # What was measured while the machine was busy with starting weighs as much as one step.
+        self.cost = self.cost.observed(predicted_s, seconds, max(OBSERVED_SHARE, 1 / (1 + self.num_steps)))
 
 
 def _non_negative(matrix: Any, target: Any) -> list[float]:
@@ -103,7 +125,11 @@ class LinkCost:
         return self.latency_s + num_bytes * self.byte_s
 
     def observed(self, num_bytes: int, seconds: float) -> LinkCost:
-        """With the cost of a byte moved towards what one transfer showed."""
+        """With the cost of a byte moved towards what one transfer showed; the first one is all that is known."""
+        if self == UNMEASURED_LINK:
+            return LinkCost(
+                min(self.latency_s, seconds / 2), max(seconds / 2, seconds - self.latency_s) / max(num_bytes, 1)
+            )
         seen = max(seconds - self.latency_s, 0.0) / max(num_bytes, 1)
         floor = self.byte_s / LARGEST_RATIO
         seen = min(max(seen, floor), self.byte_s * LARGEST_RATIO)

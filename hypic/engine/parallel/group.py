@@ -19,6 +19,7 @@ import torch.distributed
 from torch import Tensor
 
 from hypic.engine.parallel.messages import Entry
+from hypic.engine.parallel.streams import Moment, side_stream
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
 
@@ -74,12 +75,13 @@ class Meeting:
         try:
             group = self._nccl(device) if name == "nccl" else self._gloo()
         except RuntimeError as error:
-            self.close()
             raise WorkerLost(f"two workers could not meet over {name} ({str(error)[:120]}).") from error
-        return GroupTransport(name, group, 1 - self._rank, device, self)
+        finally:
+            self.close()
+        return GroupTransport(name, group, 1 - self._rank, device)
 
     def close(self) -> None:
-        """Nobody comes any more."""
+        """Nobody comes any more. Who has met needs the folder no longer: it goes at once, not when a process ends."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -87,7 +89,9 @@ class Meeting:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._own_host)]
         options._timeout = timedelta(seconds=LONGEST_S)
-        return dist.ProcessGroupGloo(self._store, self._rank, 2, options)
+        group = dist.ProcessGroupGloo(self._store, self._rank, 2, options)
+        self._probe(group, torch.device("cpu"))
+        return group
 
     def _nccl(self, device: torch.device) -> Any:
         # A transfer that never ends is ended by whoever waits for it; torch's own watch would end the whole process.
@@ -95,27 +99,31 @@ class Meeting:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=LONGEST_S)
-        with torch.cuda.device(device):
+        with side_stream(device):
             group = dist.ProcessGroupNCCL(self._store, self._rank, 2, options)
-            # The communicator is made by the first transfer: better now than on a request's path.
-            probe = torch.zeros(1, dtype=torch.uint8, device=device)
-            work = group.send([probe], 1, 0) if self._rank == 0 else group.recv([probe], 0, 0)
-            work.wait()
-            torch.cuda.current_stream(device).synchronize()
+            self._probe(group, device)
         return group
+
+    def _probe(self, group: Any, device: torch.device) -> None:
+        """A byte each way: both have met, and what the first transfers make is made, on no request's path."""
+        probe, peer = torch.zeros(1, dtype=torch.uint8, device=device), 1 - self._rank
+        for sender in (0, 1):
+            work = group.send([probe], peer, 0) if self._rank == sender else group.recv([probe], peer, 0)
+            work.wait()
+            _finish(device, MEETING_S, group)
 
 
 class GroupTransport:
     """Bytes over a group of two."""
 
-    def __init__(self, name: str, group: Any, peer: int, device: torch.device, meeting: Meeting) -> None:
-        self.name, self._group, self._peer, self._device, self._meeting = name, group, peer, device, meeting
+    def __init__(self, name: str, group: Any, peer: int, device: torch.device) -> None:
+        self.name, self._group, self._peer, self._device = name, group, peer, device
 
     def send(self, wire: Wire, entry: Entry, data: Tensor) -> None:
         wire.send(entry)
         try:
             self._group.send([data], self._peer, 0).wait()
-            _finish(data.device)
+            _finish(data.device, LONGEST_S, self._group)
         except RuntimeError as error:
             raise WorkerLost(f"an entry could not be sent over {self.name} ({str(error)[:120]}).") from error
 
@@ -123,7 +131,7 @@ class GroupTransport:
         buffer = torch.empty(entry.num_bytes, dtype=torch.uint8, device=self._device)
         try:
             self._group.recv([buffer], self._peer, 0).wait()
-            _finish(self._device)
+            _finish(self._device, LONGEST_S, self._group)
         except RuntimeError as error:
             raise WorkerLost(f"an entry did not come over {self.name} ({str(error)[:120]}).") from error
         return buffer.to(device)
@@ -131,9 +139,14 @@ class GroupTransport:
     def close(self) -> None:
         with suppress(RuntimeError):  # broken already
             self._group.abort()
-        self._meeting.close()
 
 
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+def _finish(device: torch.device, timeout_s: float, group: Any) -> None:
+    """Until a transfer is done, which on a GPU has only been begun: ``wait`` holds up the stream, not the host.
+
+    Raises:
+        RuntimeError: it takes too long; the group is of no use any more.
+    """
+    if not Moment.now(device).reached(timeout_s):
+        group.abort()  # or it would hold up the stream for ever
+        raise RuntimeError(f"a transfer took more than {timeout_s:.0f} s")

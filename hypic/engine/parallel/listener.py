@@ -10,18 +10,20 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from torch import Tensor
 
 from hypic.engine.parallel import wire as wires
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.device_memory import DeviceMemoryTransport
 from hypic.engine.parallel.group import Meeting, is_available
-from hypic.engine.parallel.messages import Cancel, Entry, Greet, Greeted, Refused, Want
-from hypic.engine.parallel.packing import digest
-from hypic.engine.parallel.streams import Made, side_stream
+from hypic.engine.parallel.messages import Cancel, Entry, Greet, Greeted, Refused, Want, Wants
+from hypic.engine.parallel.packing import Spec, digest
+from hypic.engine.parallel.streams import side_stream
 from hypic.engine.parallel.transport import SocketTransport, Transport
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
@@ -29,19 +31,53 @@ from hypic.errors import WorkerLost
 logger = logging.getLogger("hypic")
 
 
+class Lease(Protocol):
+    """An entry that lies where it is until it was sent."""
+
+    def packed(self) -> tuple[tuple[Spec, ...], Tensor]:
+        """Its tensors, copied in the current stream: what they are, and ``[n]`` of uint8."""
+
+    def end(self) -> None:
+        """It is not needed any more, and nothing reads it; more calls do nothing. From any thread."""
+
+
 @dataclass(frozen=True)
 class Answer:
-    """What comes of a ``Want``: an entry with its bytes, whose digest is computed when it is sent; or a refusal."""
+    """What comes of a ``Want``: an entry, which is packed and summed up when it is sent; or a refusal."""
 
     message: Entry | Refused
-    data: Made | None = None
+    lease: Lease | None = None
+
+    def drop(self) -> None:
+        """Nobody waits for it."""
+        if self.lease is not None:
+            self.lease.end()
+
+    def entry(self) -> tuple[Entry, Tensor]:
+        """The whole message and its bytes, in the current stream; the entry is free when this returns."""
+        assert self.lease is not None and isinstance(self.message, Entry), "only an entry is packed"
+        try:
+            specs, data = self.lease.packed()
+            return replace(self.message, tensors=specs, num_bytes=len(data), digest=digest(data)), data
+        finally:
+            self.lease.end()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A ``Want`` as it came: ``ask`` is the connection's own name for it; ``reply`` is called once, from any thread,
+    unless it is cancelled."""
+
+    ask: tuple[int, int]
+    want: Want
+    reply: Callable[[Answer], None]
 
 
 class Serving(Protocol):
-    """Makes entries. ``ask`` is the connection's own name for a want."""
+    """Makes entries."""
 
-    def want(self, ask: tuple[int, int], want: Want, reply: Callable[[Answer], None]) -> None:
-        """``reply`` is called once, from any thread, unless the want is cancelled."""
+    def want(self, asked: Sequence[Asked]) -> None:
+        """What was asked at once is made together."""
 
     def cancel(self, ask: tuple[int, int]) -> None: ...
 
@@ -105,14 +141,15 @@ class _Session:
     outbox: queue.SimpleQueue[Answer | None] = field(default_factory=queue.SimpleQueue)
     transport: Transport = field(default_factory=SocketTransport)
     open: set[int] = field(default_factory=set)
+    is_over: bool = False
 
     def run(self) -> None:
         self.transport = self._greeted()
         threading.Thread(target=self._send, name=f"hypic-send-{self.number}", daemon=True).start()
         while True:
             message = self.wire.receive()
-            if isinstance(message, Want):
-                self._want(message)
+            if isinstance(message, Wants):
+                self.serving.want([self._asked(want) for want in message.items])
             elif isinstance(message, Cancel):
                 self.open.discard(message.nonce)
                 self.serving.cancel((self.number, message.nonce))
@@ -120,21 +157,36 @@ class _Session:
                 raise WorkerLost(f"a peer sent {type(message).__name__}, which no peer asks.")
 
     def close(self) -> None:
+        self.is_over = True
         self.wire.close()
         self.transport.close()
-        self.outbox.put(None)
         for nonce in list(self.open):
+            self.open.discard(nonce)
             self.serving.cancel((self.number, nonce))
+        self._empty()
 
-    def _want(self, want: Want) -> None:
+    def _asked(self, want: Want) -> Asked:
         self.open.add(want.nonce)
 
         def reply(answer: Answer) -> None:
-            if want.nonce in self.open:
-                self.open.discard(want.nonce)
-                self.outbox.put(answer)
+            if want.nonce not in self.open:
+                answer.drop()
+                return
+            self.open.discard(want.nonce)
+            self.outbox.put(answer)
+            if self.is_over:
+                self._empty()
 
-        self.serving.want((self.number, want.nonce), want, reply)
+        return Asked((self.number, want.nonce), want, reply)
+
+    def _empty(self) -> None:
+        """Nothing is sent any more; whoever sends is woken."""
+        with suppress(queue.Empty):
+            while True:
+                answer = self.outbox.get_nowait()
+                if answer is not None:
+                    answer.drop()
+        self.outbox.put(None)
 
     def _greeted(self) -> Transport:
         greet, me = self.wire.receive(), self.me
@@ -162,11 +214,10 @@ class _Session:
                 self.wire.close()
 
     def _send_one(self, answer: Answer) -> None:
-        if answer.data is None or isinstance(answer.message, Refused):
+        if answer.lease is None:
             self.wire.send(answer.message)
-            return
-        data = answer.data.taken()
-        self.transport.send(self.wire, replace(answer.message, digest=digest(data)), data)
+        else:
+            self.transport.send(self.wire, *answer.entry())
 
 
 def _can(name: str) -> bool:

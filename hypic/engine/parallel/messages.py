@@ -1,24 +1,17 @@
-"""What processes say to each other: small, frozen, typed, as JSON. Nothing that is received is executed or trusted.
+"""What processes say to each other: small, frozen, typed. How it becomes JSON, and back, is ``codec.py``.
 
 Worker to front: ``Hello`` when it is ready, ``Beat`` several times a second, ``Piece`` of an answer it was asked for.
 Front to worker: ``Roster`` (who else there is), ``Holdings`` (who holds what), ``Ask``, ``Abort``, ``Stop``.
-Worker to worker, over connections of their own: ``Greet`` and ``Greeted``, then ``Want`` and ``Cancel`` one way and
+Worker to worker, over connections of their own: ``Greet`` and ``Greeted``, then ``Wants`` and ``Cancel`` one way and
 ``Entry`` (with its bytes behind it) or ``Refused`` the other. Every message that starts or ends work carries the
 generation of the process it is meant for or comes from; a nonce names one request for one entry, once.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from functools import cache
-from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
-
-from hypic.errors import WorkerLost
-
-LONGEST_BYTES = 2**26
+from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -46,7 +39,11 @@ class Failed:
 
 @dataclass(frozen=True)
 class Beat:
-    """Still alive; what came to its store and went since the beat before, as hexadecimal keys."""
+    """Still alive; what came to its store and went since the beat before, as hexadecimal keys.
+
+    ``busy_s`` is for how long its engine has been at what it does now, 0 if it waits; ``scale`` is what its work costs
+    by its own clock, beside what it said in its ``Hello``.
+    """
 
     rank: int
     generation: int
@@ -54,6 +51,8 @@ class Beat:
     queued_s: float
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    busy_s: float = 0.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ class Holdings:
     queued_s: float
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    busy_s: float = 0.0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,13 @@ class Want:
 
 
 @dataclass(frozen=True)
+class Wants:
+    """Several at once, so that they are encoded together."""
+
+    items: tuple[Want, ...]
+
+
+@dataclass(frozen=True)
 class Cancel:
     """The entry of a ``Want`` is not needed any more."""
 
@@ -215,66 +223,9 @@ class Handle:
 
 _KINDS = (
     *(Hello, Failed, Beat, Roster, Holdings, Ask, Abort, Piece, Forget, Forgot, Stop),
-    *(Greet, Greeted, Want, Cancel, Entry, Refused, Handle),
+    *(Greet, Greeted, Want, Wants, Cancel, Entry, Refused, Handle),
 )
 Message = (
     Hello | Failed | Beat | Roster | Holdings | Ask | Abort | Piece | Stop | Greet | Greeted | Want | Cancel | Entry
-) | (Refused | Handle | Forget | Forgot)
-_BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}
-
-
-def encode(message: Message) -> bytes:
-    return json.dumps([type(message).__name__, asdict(message)], separators=(",", ":")).encode()
-
-
-def decode(data: bytes) -> Message:
-    """The message in a frame, every field of the type that it is declared with.
-
-    Raises:
-        WorkerLost: it is none that ``encode`` writes; whoever sent it is not to be spoken with any more.
-    """
-    try:
-        name, given = json.loads(data)
-        hints = _hints(name)
-        known = {field.name for field in fields(_BY_NAME[name])}
-        if not set(given) <= known:
-            raise ValueError(f"unknown fields {sorted(set(given) - known)!r:.80}")
-        message: Message = _BY_NAME[name](**{key: _as(hints[key], value) for key, value in given.items()})
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WorkerLost(f"a worker sent what is no message ({error!r:.120}); it is given up.") from error
-    return message
-
-
-@cache
-def _hints(name: str) -> dict[str, Any]:
-    return get_type_hints(_BY_NAME[name])
-
-
-def _as(hint: Any, value: Any) -> Any:
-    """``value`` if it is of the annotated type; lists become tuples.
-
-    Raises:
-        TypeError: it is not.
-    """
-    kind, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if kind is tuple and isinstance(value, list):
-        return _tuple(arguments, value)
-    if kind is dict and isinstance(value, dict):
-        return {_as(arguments[0], key): _as(arguments[1], item) for key, item in value.items()}
-    if kind in (Union, UnionType):
-        return value if value is None else _as(next(a for a in arguments if a is not type(None)), value)
-    if hint is float and type(value) is int:
-        return float(value)
-    if kind is None and type(value) is hint:
-        return value
-    raise TypeError(f"{value!r:.40} is not {hint}")
-
-
-def _tuple(arguments: tuple[Any, ...], value: list[Any]) -> tuple[Any, ...]:
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(_as(arguments[0], item) for item in value)
-    if len(arguments) != len(value):
-        raise TypeError(f"{len(value)} values for {len(arguments)}")
-    return tuple(_as(hint, item) for hint, item in zip(arguments, value, strict=True))
+) | (Refused | Handle | Forget | Forgot | Wants)
+BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}

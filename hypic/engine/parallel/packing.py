@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -82,6 +83,7 @@ def digest(data: Tensor) -> int:
 _MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64
 
 
+@lru_cache(4096)  # layers are alike
 def _size(spec: Spec) -> int:
     _, dtype, shape = spec
     if dtype not in _DTYPES or any(not 0 <= n < 2**40 for n in shape) or math.prod(shape) > 2**44:

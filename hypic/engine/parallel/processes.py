@@ -7,7 +7,10 @@ environment can be read by others and it holds a secret.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,6 +24,22 @@ _START = (
     "os.environ.update(spec['environment']); "
     "from importlib import import_module; import_module(spec['entry']).main(spec)"
 )
+
+
+# Linux: the signal that a process gets when the thread that started it ends (``prctl``'s PR_SET_PDEATHSIG).
+_SIGNAL_OF_PARENTS_END = 1
+
+
+def end_with(parent: int) -> None:
+    """Have this process killed when its parent ends, even while it is stopped and cannot see that for itself.
+
+    Only Linux has it; elsewhere nothing happens. The parent's thread that started this process must live as long.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # a C library without it
+            ctypes.CDLL(None).prctl(_SIGNAL_OF_PARENTS_END, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before this was said
 
 
 class Process(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,25 +22,51 @@ def side_stream(device: torch.device) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """A point in one stream of a device, for which another stream can wait; nothing on the CPU."""
+
+    device: torch.device
+    event: torch.cuda.Event | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> Moment:
+        """In the current stream."""
+        if device.type != "cuda":
+            return cls(device, None)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(device))
+        return cls(device, event)
+
+    def wait(self) -> None:
+        """The current stream goes on when it has been reached."""
+        if self.event is not None:
+            torch.cuda.current_stream(self.device).wait_event(self.event)
+
+    def reached(self, timeout_s: float) -> bool:
+        """Whether it has been reached, waiting for it that long; a wait that can be given up, as others cannot."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.event is not None and not self.event.query():  # type: ignore[no-untyped-call]
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(1e-4)
+        return True
+
+
+@dataclass(frozen=True)
 class Made:
     """Bytes that were written in one stream and will be read in another."""
 
     data: Tensor
-    event: torch.cuda.Event | None
+    moment: Moment
 
     @classmethod
     def here(cls, data: Tensor) -> Made:
         """Written in the current stream."""
-        if data.device.type != "cuda":
-            return cls(data, None)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(data.device))
-        return cls(data, event)
+        return cls(data, Moment.now(data.device))
 
     def taken(self) -> Tensor:
         """For use in the current stream, which waits for what wrote them."""
-        if self.event is not None:
-            stream = torch.cuda.current_stream(self.data.device)
-            stream.wait_event(self.event)
-            self.data.record_stream(stream)
+        self.moment.wait()
+        if self.data.device.type == "cuda":
+            self.data.record_stream(torch.cuda.current_stream(self.data.device))
         return self.data

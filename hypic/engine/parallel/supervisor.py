@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hypic.engine.parallel import wire as wires
+from hypic.engine.parallel.liveness import Times, longest_s
 from hypic.engine.parallel.messages import Beat, Failed, Hello, Message, Stop
 from hypic.engine.parallel.processes import LocalProcess, Process
 from hypic.engine.parallel.wire import Wire
@@ -25,22 +26,6 @@ from hypic.errors import WorkerLost
 
 logger = logging.getLogger("hypic")
 Launch = Callable[[Mapping[str, Any]], Process]
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds: between heartbeats, of silence that is death, to start, of the first and longest pause between starts,
-    to stop by itself, and of good work after which earlier failures are forgotten."""
-
-    beat_s: float = 0.2
-    silence_s: float = 10.0
-    start_s: float = 1800.0
-    pause_s: float = 0.5
-    longest_pause_s: float = 60.0
-    stop_s: float = 5.0
-    forget_s: float = 120.0
-    tick_s: float = 0.05
-    failures: int = 3
 
 
 class Events(Protocol):
@@ -68,6 +53,8 @@ class _Place:
     next_start_s: float = 0.0
     num_failures: int = 0
     failure: str = ""
+    busy_s: float = 0.0
+    longest_s: float = 0.0
 
 
 class Supervisor:
@@ -85,7 +72,7 @@ class Supervisor:
         self.specs, self._events, self._launch = specs, events, launch
         self._places = {rank: _Place(rank) for rank in specs}
         self._lock = threading.RLock()
-        self._over = threading.Event()
+        self._over, self._ended = threading.Event(), threading.Event()
         self._changed = threading.Condition(self._lock)
         self._socket = wires.listen(host)
         self._old: list[Process] = []
@@ -161,6 +148,7 @@ class Supervisor:
                 process.wait(self.times.stop_s)
         for wire in wires_left:
             wire.close()
+        self._ended.set()
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +162,7 @@ class Supervisor:
                 elif place.process is None and now >= place.next_start_s:
                     self._start(place)
             self._old = [process for process in self._old if not process.wait(0)]
+        self._ended.wait()  # processes end with the thread that started them, and closing lets them end by themselves
 
     def _fault(self, place: _Place, now: float) -> str:
         if place.process is None:
@@ -184,8 +173,7 @@ class Supervisor:
             return "it takes too long to start" if now - place.started_s > self.times.start_s else ""
         if now - place.started_s > self.times.forget_s:
             place.num_failures = 0
-        silent_s = now - place.heard_s
-        return f"nothing was heard of it for {silent_s:.1f} s" if silent_s > self.times.silence_s else ""
+        return self.times.fault(now - place.heard_s, place.busy_s, place.longest_s)
 
     def _start(self, place: _Place) -> None:
         with self._lock:
@@ -253,7 +241,7 @@ class Supervisor:
             place = self._places.get(hello.rank)
             if place is None or place.generation != hello.generation or place.process is None or place.wire is not None:
                 return False
-            place.wire, place.hello, place.heard_s = wire, hello, time.monotonic()
+            place.wire, place.hello, place.heard_s, place.busy_s = wire, hello, time.monotonic(), 0.0
             self._changed.notify_all()
         self._events.came(hello)
         return True
@@ -272,6 +260,8 @@ class Supervisor:
             if place.generation != hello.generation:
                 raise WorkerLost(f"generation {hello.generation} of worker {hello.rank} is over.")
             place.heard_s = time.monotonic()
+            if isinstance(message, Beat):
+                place.busy_s, place.longest_s = message.busy_s, longest_s(hello, message)
         if isinstance(message, Beat) and (message.rank, message.generation) != (hello.rank, hello.generation):
             raise WorkerLost(f"worker {hello.rank} speaks for another.")
         self._events.heard(hello, message)

@@ -5,31 +5,41 @@ All of it may be stale, and none of it decides an answer: a wrong guess costs a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hypic.engine.parallel.assign import Member
 from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, LinkCost, from_json
-from hypic.engine.parallel.messages import Hello
+from hypic.engine.parallel.messages import Beat, Hello, Holdings
+from hypic.engine.parallel.wants import Life
 
 # A worker that failed a request is left alone for so long, twice as long each further time, up to the longest.
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 60.0
+# A word of a peer that is older than this says nothing about it any more.
+FRESH_S = 3.0
+# How late a peer was, as a multiple of what was predicted: weight of a new observation, the largest that is believed,
+# and the shortest prediction that is a measure.
+LATE_SHARE, LATEST, SHORTEST_S = 0.25, 16.0, 0.25
 # ``met``: there is no connection yet; ``asked``: for an entry that is known; ``refused``: it came and was wrong.
 State = Literal["met", "connected", "asked", "trusted", "refused"]
 
 
 @dataclass
 class Peer:
-    """One peer. ``promised_s`` is when all that this process asked of it should have come."""
+    """One peer. ``promised_s`` is when all that this process asked of it should have come; ``late`` what it takes over
+    what was predicted, 1 if that is no more; ``busy_s`` for how long its engine was at one step when it was heard."""
 
     hello: Hello
     encode: EncodeCost
     link: LinkCost = UNMEASURED_LINK
     held: set[str] = field(default_factory=set)
     queued_s: float = 0.0
+    busy_s: float = 0.0
     told_s: float = 0.0
+    late: float = 1.0
     promised_s: float = 0.0
     resting_until_s: float = 0.0
     num_failures: int = 0
@@ -44,6 +54,16 @@ class Peer:
     def queue_s(self, now: float) -> float:
         told = self.queued_s - (now - self.told_s)
         return max(told, self.promised_s - now, 0.0)
+
+    def life(self, now: float) -> Life:
+        """What its last word says of it."""
+        if now - self.told_s > FRESH_S:
+            return "silent"
+        return "at work" if self.queued_s or self.busy_s else "idle"
+
+    def is_able(self, now: float) -> bool:
+        """Whether work may be given to it."""
+        return self.state == "trusted" and now >= self.resting_until_s
 
 
 @dataclass
@@ -63,15 +83,15 @@ class View:
                 fresh[hello.rank] = Peer(hello, from_json(hello.cost))
         self.peers = fresh
 
-    def heard(
-        self, rank: int, generation: int, queued_s: float, added: Iterable[str], removed: Iterable[str], now: float
-    ) -> None:
+    def heard(self, word: Beat | Holdings, now: float) -> None:
         """A peer's heartbeat, its own or passed on."""
-        peer = self.get(rank, generation)
+        peer = self.get(word.rank, word.generation)
         if peer is not None:
-            peer.queued_s, peer.told_s = queued_s, now
-            peer.held.update(added)
-            peer.held.difference_update(removed)
+            peer.queued_s, peer.busy_s, peer.told_s = word.queued_s, word.busy_s, now
+            peer.held.update(word.added)
+            peer.held.difference_update(word.removed)
+            if math.isfinite(word.scale) and word.scale > 0:
+                peer.encode = replace(peer.encode, scale=word.scale)
 
     def get(self, rank: int, generation: int) -> Peer | None:
         peer = self.peers.get(rank)
@@ -79,7 +99,7 @@ class View:
 
     def members(self, now: float) -> list[Member]:
         """Those that work may be given to."""
-        able = [p for p in self.peers.values() if p.state == "trusted" and now >= p.resting_until_s]
+        able = [peer for peer in self.peers.values() if peer.is_able(now)]
         return [Member(p.hello.rank, p.encode, p.link, p.queue_s(now)) for p in able]
 
     def holders(self, key: str, ranks: Iterable[int]) -> frozenset[int]:
@@ -100,16 +120,32 @@ class View:
         peer.resting_until_s, peer.promised_s = now + rest_s, now
         return peer.num_failures
 
-    def came(self, rank: int, generation: int, predicted_s: float, seconds: float, is_fetch: bool) -> None:
+    def came(self, rank: int, generation: int, predicted_s: float, seconds: float) -> None:
         """An entry came as asked."""
         peer = self.get(rank, generation)
         if peer is not None:
-            peer.num_failures = 0
-            if not is_fetch:
-                peer.encode = peer.encode.observed(predicted_s, seconds)
+            seen = min(max(seconds / max(predicted_s, SHORTEST_S), 1.0), LATEST)
+            peer.num_failures, peer.late = 0, (1 - LATE_SHARE) * peer.late + LATE_SHARE * seen
 
     def carried(self, rank: int, generation: int, num_bytes: int, seconds: float) -> None:
         """Bytes came from a peer in so many seconds."""
         peer = self.get(rank, generation)
         if peer is not None:
             peer.link = peer.link.observed(num_bytes, seconds)
+
+    def life(self, peer: tuple[int, int], now: float) -> Life:
+        """What is known of a process; one that is not there is silent."""
+        found = self.get(*peer)
+        return "silent" if found is None else found.life(now)
+
+    # -- trust -------------------------------------------------------------------------------------------------------
+
+    def becomes(self, peer: tuple[int, int], state: State, only_from: State | None = None) -> None:
+        """A peer is in another state, unless it was refused: that is for good."""
+        found = self.get(*peer)
+        if found is not None and found.state != "refused" and only_from in (None, found.state):
+            found.state = state
+
+    def unknown(self, now: float) -> list[Peer]:
+        """Those that are connected and were not asked for an entry that is known."""
+        return [p for p in self.peers.values() if p.state == "connected" and now >= p.resting_until_s]

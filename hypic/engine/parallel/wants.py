@@ -1,4 +1,4 @@
-"""Entries that were asked of peers and have not come: each under a nonce of its own, with a deadline.
+"""Entries that were asked of peers and have not come: each under a nonce of its own, and how long each is waited for.
 
 An answer counts only if it carries the nonce, and comes from the very process that was asked: that is the fence. What
 was given up, cancelled or answered is not in the table any more, so whatever still comes of it is dropped.
@@ -7,15 +7,22 @@ was given up, cancelled or answered is not in the table any more, so whatever st
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hypic.engine.segment import CachedSegment
+
+# What a peer's last word says of it: none came lately; it waits for work; it works.
+Life = Literal["silent", "idle", "at work"]
 
 
 @dataclass(frozen=True)
 class Pending:
-    """One request for one entry; ``peer`` is rank and generation, times are of the monotonic clock."""
+    """One request for one entry; ``peer`` is rank and generation, times are of the monotonic clock.
+
+    ``late`` is how late this peer was of late: what it took over what was predicted.
+    """
 
     nonce: int
     entry: CachedSegment
@@ -23,12 +30,32 @@ class Pending:
     is_fetch: bool
     asked_s: float
     predicted_s: float
-    deadline_s: float
     attempt: int = 0
+    late: float = 1.0
 
     @property
     def key(self) -> bytes:
         return self.entry.key
+
+
+@dataclass(frozen=True)
+class Patience:
+    """For how long a peer that was asked is waited for, by what its heartbeats say.
+
+    One that is silent, for ``factor`` times what it should take; one that has nothing to do and yet has not answered,
+    for as much again as it was late before; one that works, until ``most_s``, or four times that if it is longer: a
+    slow worker is not a dead one. Never less than ``least_s``.
+    """
+
+    factor: float = 4.0
+    least_s: float = 1.0
+    most_s: float = 60.0
+
+    def seconds(self, pending: Pending, life: Life) -> float:
+        """From when it was asked."""
+        silent_s = max(self.least_s, self.factor * pending.predicted_s)
+        idle_s = max(silent_s, self.factor * pending.late * pending.predicted_s)
+        return {"silent": silent_s, "idle": idle_s, "at work": max(self.most_s, 4 * idle_s)}[life]
 
 
 @dataclass
@@ -56,9 +83,9 @@ class Wants:
         with self._lock:
             return self._pending.pop(nonce, None)
 
-    def overdue(self, now: float) -> list[Pending]:
-        """Out of the table: all whose deadline has passed."""
-        return self._take_all([p for p in self._all() if now >= p.deadline_s])
+    def overdue(self, now: float, patience: Patience, life: Callable[[tuple[int, int]], Life]) -> list[Pending]:
+        """Out of the table: all that have been waited for long enough, given how their peers are."""
+        return self._take_all([p for p in self._all() if now - p.asked_s >= patience.seconds(p, life(p.peer))])
 
     def of(self, peer: tuple[int, int]) -> list[Pending]:
         """Out of the table: all that were asked of a peer."""
@@ -72,20 +99,10 @@ class Wants:
         return [p for p in found if self.take(p.nonce) is not None]
 
 
-@dataclass(frozen=True)
-class Patience:
-    """When a peer that was asked is given up: at ``factor`` times what it should take, never under ``least_s``."""
-
-    factor: float = 4.0
-    least_s: float = 1.0
-
-    def deadline_s(self, predicted_s: float) -> float:
-        return max(self.least_s, self.factor * predicted_s)
-
-
 @dataclass
 class Counts:
-    """What went over to others and what came of it; ``carry_s`` are seconds that bytes were on their way."""
+    """What went over to others and what came of it; ``carry_s`` are seconds that bytes were on their way, ``plan_s``
+    those that planning took, and ``last_came_s`` is when the last entry had come, by the monotonic clock."""
 
     asked: int = 0
     came: int = 0

@@ -17,7 +17,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from hypic.engine.parallel import messages
+from hypic.engine.parallel import codec
 from hypic.engine.parallel.messages import Message
 from hypic.errors import WorkerLost
 
@@ -56,8 +56,8 @@ class Wire:
         Raises:
             WorkerLost: the connection is gone, or the other side takes nothing.
         """
-        body = messages.encode(message)
-        assert len(body) <= messages.LONGEST_BYTES, f"a message of {len(body)} bytes"
+        body = codec.encode(message)
+        assert len(body) <= codec.LONGEST_BYTES, f"a message of {len(body)} bytes"
         try:
             with self._lock:
                 self._socket.sendall(_LENGTH.pack(len(body)) + body)
@@ -74,10 +74,10 @@ class Wire:
             WorkerLost: the connection is gone, or what came is no message.
         """
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        if length > messages.LONGEST_BYTES:
+        if length > codec.LONGEST_BYTES:
             self.close()
             raise WorkerLost(f"a worker announced a message of {length} bytes; it is given up.")
-        return messages.decode(bytes(self._exactly(length)))
+        return codec.decode(bytes(self._exactly(length)))
 
     def receive_bytes(self, num_bytes: int) -> Tensor:
         """``[num_bytes]`` of uint8 that the last message announced.

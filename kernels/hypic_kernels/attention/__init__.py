@@ -141,9 +141,7 @@ def chip_of(device: torch.device) -> Chip:
     return kernel.chip_of(device)
 
 
-def lanes_of(
-    dims: HeadDims, dtype: torch.dtype, tile: int, num_key_heads: int, chip: Chip, *, turns_once: bool
-) -> int:
+def lanes_of(dims: HeadDims, dtype: torch.dtype, tile: int, num_key_heads: int, chip: Chip, *, turns_once: bool) -> int:
     """Parts of keys that run at once, for ``plan_of`` or a plan that is made elsewhere."""
     return num_lanes(dims, dtype, tile, preferred(dims, dtype, tile, turns_once, chip)[0], num_key_heads, chip)
 
@@ -222,7 +220,9 @@ def _run(
         chip = kernel.chip_of(out.device)
         for each in [config] if config else preferred(dims, keys.dtype, plan.tile, plan.turns_once, chip):
             if plan.tile > each.block_m:
-                raise LayoutError(f"tiles of {plan.tile} tokens do not fit into {each.block_m} rows; plan smaller ones.")
+                raise LayoutError(
+                    f"tiles of {plan.tile} tokens do not fit into {each.block_m} rows; plan smaller ones."
+                )
             if backend == "triton" or _is_right(q, keys, plan, out, dims, each):
                 kernel.attend(q, keys, values, plan, cos, sin, scale, out, dims, each, scratch)
                 return out

@@ -6,6 +6,9 @@ copies of the ones after. Keys have been turned before, by ``turn.py``. Written 
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
+from collections.abc import Callable
+from typing import Any
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -15,11 +18,24 @@ PIECE = gl.constexpr(64)
 """Channels that lie side by side in shared memory: 128 bytes."""
 
 
-@gluon.jit
+def jit(function: Callable[..., Any]) -> Any:
+    """``gluon.jit``, typed whether or not a type checker can see Triton. One kernel serves any number of chains."""
+    return gluon.jit(function, do_not_specialize=["num_chains"])
+
+
+@jit
 def _store_queries(
-    q, rows, valid, positions, cos, sin, target,
-    HALF: gl.constexpr, WIDTH: gl.constexpr, COPY: gl.constexpr,
-):  # fmt: skip
+    q: gl.tensor,
+    rows: gl.tensor,
+    valid: gl.tensor,
+    positions: gl.tensor,
+    cos: gl.tensor,
+    sin: gl.tensor,
+    target: gl.tensor,
+    HALF: gl.constexpr,
+    WIDTH: gl.constexpr,
+    COPY: gl.constexpr,
+) -> None:
     """Turned queries of the tile to shared memory, one piece of channels after the other."""
     within = gl.arange(0, PIECE, gl.SliceLayout(0, COPY))
     mask = valid[:, None] & (within >= 0)[None, :]
@@ -37,10 +53,17 @@ def _store_queries(
         target.slice(piece * PIECE, PIECE, dim=1).store(x.to(target.dtype))
 
 
-@gluon.jit
+@jit
 def _copy_keys(
-    keys, key_rows, ready, ready_rows, target, TURNED: gl.constexpr, WIDTH: gl.constexpr, COPY: gl.constexpr
-):  # fmt: skip
+    keys: gl.tensor,
+    key_rows: gl.tensor,
+    ready: gl.tensor,
+    ready_rows: gl.tensor,
+    target: gl.tensor,
+    TURNED: gl.constexpr,
+    WIDTH: gl.constexpr,
+    COPY: gl.constexpr,
+) -> None:
     """Keys on their way to shared memory: what turns from where it lies turned, the rest from the pool.
 
     One copy, though from two places: after several, the compiler would have warps wait for each other.
@@ -52,14 +75,30 @@ def _copy_keys(
     async_copy.async_copy_global_to_shared(target, places)
 
 
-@gluon.jit
-def _copy_values(values, rows, target, VALUE: gl.constexpr, COPY: gl.constexpr):
+@jit
+def _copy_values(
+    values: gl.tensor,
+    rows: gl.tensor,
+    target: gl.tensor,
+    VALUE: gl.constexpr,
+    COPY: gl.constexpr,
+) -> None:
     channels = gl.arange(0, VALUE, gl.SliceLayout(0, COPY))[None, :]
     async_copy.async_copy_global_to_shared(target, values + rows[:, None] + channels)
 
 
-@gluon.jit
-def _weigh(scores, top, total, last, here, clear, scale, BLOCK_N: gl.constexpr, SCORES: gl.constexpr):
+@jit
+def _weigh(
+    scores: gl.tensor,
+    top: gl.tensor,
+    total: gl.tensor,
+    last: gl.tensor,
+    here: gl.tensor,
+    clear: gl.tensor,
+    scale: gl.tensor,
+    BLOCK_N: gl.constexpr,
+    SCORES: gl.constexpr,
+) -> gl.tuple:
     """Weights of a block; the largest score so far and the sum of weights, and what earlier sums shrink by."""
     if here + BLOCK_N > clear:
         indices = here + gl.arange(0, BLOCK_N, gl.SliceLayout(0, SCORES))
@@ -72,16 +111,51 @@ def _weigh(scores, top, total, last, here, clear, scale, BLOCK_N: gl.constexpr, 
     return weights, higher, total * shrink + gl.sum(weights, 1), shrink
 
 
-@gluon.jit(do_not_specialize=["num_chains"])
+@jit
 def _attend(
-    q, keys, values, cos, sin, ready, slots, starts, lengths, token_positions,
-    tile_chain, tile_first, tile_count, tile_parts, part_tile, part_begin, part_end, out, parts, logs,
-    q_stride, q_head_stride, key_stride, key_head_stride, value_stride, value_head_stride, ready_stride,
-    out_stride, out_head_stride, num_chains, scale,
-    KEY_HEADS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, HALF: gl.constexpr, WIDTH: gl.constexpr,
-    VALUE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_C: gl.constexpr, TILE: gl.constexpr,
-    IS_SPLIT: gl.constexpr, WARPS: gl.constexpr, ORDER: gl.constexpr,
-):  # fmt: skip
+    q: gl.tensor,
+    keys: gl.tensor,
+    values: gl.tensor,
+    cos: gl.tensor,
+    sin: gl.tensor,
+    ready: gl.tensor,
+    slots: gl.tensor,
+    starts: gl.tensor,
+    lengths: gl.tensor,
+    token_positions: gl.tensor,
+    tile_chain: gl.tensor,
+    tile_first: gl.tensor,
+    tile_count: gl.tensor,
+    tile_parts: gl.tensor,
+    part_tile: gl.tensor,
+    part_begin: gl.tensor,
+    part_end: gl.tensor,
+    out: gl.tensor,
+    parts: gl.tensor,
+    logs: gl.tensor,
+    q_stride: gl.tensor,
+    q_head_stride: gl.tensor,
+    key_stride: gl.tensor,
+    key_head_stride: gl.tensor,
+    value_stride: gl.tensor,
+    value_head_stride: gl.tensor,
+    ready_stride: gl.tensor,
+    out_stride: gl.tensor,
+    out_head_stride: gl.tensor,
+    num_chains: gl.tensor,
+    scale: gl.tensor,
+    KEY_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEADS: gl.constexpr,
+    HALF: gl.constexpr,
+    WIDTH: gl.constexpr,
+    VALUE: gl.constexpr,
+    BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_C: gl.constexpr,
+    TILE: gl.constexpr,
+    WARPS: gl.constexpr,
+) -> None:
     """One part of a tile, ``HEADS`` heads that share a key."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_N, 16])
@@ -107,23 +181,10 @@ def _attend(
     chains = gl.arange(0, BLOCK_C, gl.SliceLayout(1, COPY))
     before = gl.sum(gl.load(lengths + chains, mask=(chains < chain) & (chains < num_chains), other=0), 0)
 
-    # Queries.
-    places = gl.arange(0, BLOCK_M, gl.SliceLayout(1, COPY))
-    within = block % num_blocks * HEADS + places % HEADS
-    valid = (places < count * HEADS) & (within < GROUP)
-    token = gl.where(valid, first + places // HEADS, 0).to(gl.int64)
-    positions = gl.load(token_positions + token, mask=valid, other=0)
-    asked = gl.allocate_shared_memory(keys.dtype.element_ty, [BLOCK_M, WIDTH], SHARED)
-    q_rows = token * q_stride + (key_head * GROUP + within) * q_head_stride
-    _store_queries(q, q_rows, valid, positions, cos, sin, asked, HALF, WIDTH, COPY)
-
     places = gl.arange(0, BLOCK_M, ROWS)
     within = block % num_blocks * HEADS + places % HEADS
     valid = (places < count * HEADS) & (within < GROUP)
     token = gl.where(valid, first + places // HEADS, 0).to(gl.int64)
-    # Keys up to the last that a row sees, in this part; those before `clear` every row sees.
-    last = gl.minimum(gl.load(token_positions + token, mask=valid, other=2147483646), stop - 1)
-    clear = gl.min(last, 0) + 1
     head = key_head * GROUP + within
 
     key_places = gl.allocate_shared_memory(keys.dtype.element_ty, [2, BLOCK_N, WIDTH], SHARED)
@@ -152,6 +213,19 @@ def _attend(
         _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(1), TURNED, WIDTH, COPY)
         async_copy.commit_group()
         following = gl.load(slots + gl.minimum(offsets + 2 * BLOCK_N, stop - 1))
+
+        # Queries while keys are on their way.
+        rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, COPY))
+        q_heads = block % num_blocks * HEADS + rows % HEADS
+        is_asking = (rows < count * HEADS) & (q_heads < GROUP)
+        q_token = gl.where(is_asking, first + rows // HEADS, 0).to(gl.int64)
+        positions = gl.load(token_positions + q_token, mask=is_asking, other=0)
+        asked = gl.allocate_shared_memory(keys.dtype.element_ty, [BLOCK_M, WIDTH], SHARED)
+        q_rows = q_token * q_stride + (key_head * GROUP + q_heads) * q_head_stride
+        _store_queries(q, q_rows, is_asking, positions, cos, sin, asked, HALF, WIDTH, COPY)
+        # Keys up to the last that a row sees, in this part; those before `clear` every row sees.
+        last = gl.minimum(gl.load(token_positions + token, mask=valid, other=2147483646), stop - 1)
+        clear = gl.min(last, 0) + 1
         async_copy.wait_group(1)
         fence_async_shared()
         scores = warpgroup_mma(asked, key_places.index(0).permute((1, 0)), empty, use_acc=False, is_async=True)
@@ -167,22 +241,13 @@ def _attend(
             slot = following
             index = gl.minimum(here - begin + BLOCK_N + offsets, stop - 1)
             key_rows, ready_rows = slot.to(gl.int64) * key_stride, index.to(gl.int64) * ready_stride
-            if ORDER == 1:
-                _copy_values(values, value_rows, value_places.index(1 - side), VALUE, COPY)
-                _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(side), TURNED, WIDTH, COPY)
-                async_copy.commit_group()
             next_scores = warpgroup_mma(
                 asked, key_places.index(1 - side).permute((1, 0)), empty, use_acc=False, is_async=True
             )
-            if ORDER == 2:
-                _copy_values(values, value_rows, value_places.index(1 - side), VALUE, COPY)
-                _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(side), TURNED, WIDTH, COPY)
-                async_copy.commit_group()
+            _copy_values(values, value_rows, value_places.index(1 - side), VALUE, COPY)
+            _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(side), TURNED, WIDTH, COPY)
+            async_copy.commit_group()
             sums = warpgroup_mma(weights, value_places.index(side), acc, is_async=True)
-            if ORDER == 3:
-                _copy_values(values, value_rows, value_places.index(1 - side), VALUE, COPY)
-                _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(side), TURNED, WIDTH, COPY)
-                async_copy.commit_group()
             following = gl.load(slots + gl.minimum(here - begin + 2 * BLOCK_N + offsets, stop - 1))
             scores = warpgroup_mma_wait(1, [next_scores])
             next_weights, top, total, shrink = _weigh(scores, top, total, last, here, clear, scale, BLOCK_N, SCORES)
@@ -199,14 +264,13 @@ def _attend(
     share = gl.where(has_seen, 1.0 / total, 0.0)
     acc = acc * gl.convert_layout(share, gl.SliceLayout(1, SUMS))[:, None]
     channels = gl.arange(0, VALUE, gl.SliceLayout(0, SUMS))[None, :]
-    is_part = False
-    if IS_SPLIT:
-        is_part = gl.load(tile_parts + tile) > 1
-    if is_part:
+    # Asked even where no tile is split: what is stored then is compiled as it is elsewhere.
+    if gl.load(tile_parts + tile) > 1:
         rows = part.to(gl.int64) * (TILE * KEY_HEADS * GROUP) + places // HEADS * (KEY_HEADS * GROUP) + head
-        gl.store(logs + rows, gl.where(has_seen, top + gl.log2(total), -float("inf")), mask=valid)
+        log = gl.where(has_seen, top + gl.log2(total), -float("inf"))
+        gl.store(logs + rows, log.to(logs.dtype.element_ty), mask=valid)
         rows = gl.convert_layout(gl.where(valid & has_seen, rows * VALUE, -1), gl.SliceLayout(1, SUMS))[:, None]
-        gl.store(parts + rows + channels, acc, mask=(rows >= 0) & (channels >= 0))
+        gl.store(parts + rows + channels, acc.to(parts.dtype.element_ty), mask=(rows >= 0) & (channels >= 0))
     else:
         rows = gl.where(valid, token * out_stride + head * out_head_stride, -1)
         rows = gl.convert_layout(rows, gl.SliceLayout(1, SUMS))[:, None]

@@ -84,7 +84,7 @@ def launches(
     scratch: Tensor | None = None,
 ) -> Iterator[Launch]:
     """Keys turned once if ``config`` says so, attention, parts put together if there are any."""
-    num_heads, key_heads, num_chains = q.shape[1], keys.shape[1], len(plan.starts)
+    key_heads, num_chains = keys.shape[1], len(plan.starts)
     ready, parts, logs = keys, out, out
     if config.turns_once and cos is not None and sin is not None:
         ready = ready_keys(keys, plan, dims)
@@ -129,7 +129,7 @@ def _by_hand(
         "KEY_HEADS": key_heads, "GROUP": dims.group, "HEADS": config.num_heads(plan.tile, dims.group),
         "HALF": dims.half, "WIDTH": dims.key_dim, "VALUE": dims.value_dim, "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n, "BLOCK_C": triton.next_power_of_2(len(plan.starts)), "TILE": plan.tile,
-        "IS_SPLIT": plan.is_split, "WARPS": config.num_warps, "ORDER": config.num_stages,
+        "WARPS": config.num_warps,
     }  # fmt: skip
     return Launch(hopper._attend, grid, without_key_positions, constants, config.num_warps)
 

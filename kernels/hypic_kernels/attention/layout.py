@@ -103,7 +103,7 @@ class Config(NamedTuple):
     are needed, 2 while those before them are used, and 3 loads addresses ahead too. ``precision`` of products of
     float32 numbers: as they are, or three TF32 products on matrix units; 16-bit numbers do not need it.
     ``turns_once``: keys are turned in a launch of their own, into a scratch, not by every tile that reads them.
-    ``hopper``: the kernel of ``hopper.py``, of which ``num_stages`` says where copies are sent off.
+    ``hopper``: the kernel of ``hopper.py``, which has two stages always.
     """
 
     block_m: int
@@ -151,7 +151,7 @@ class Choice(NamedTuple):
 
 
 class Chip(NamedTuple):
-    """What layouts depend on: multiprocessors, shared memory that a program may take, and whether ``hopper.py`` runs."""
+    """What layouts depend on: multiprocessors, shared memory that a program may take, whether ``hopper.py`` runs."""
 
     num_processors: int = 132
     shared_bytes: int = SHARED_BYTES[90]
@@ -282,9 +282,8 @@ HEADS = {
 """Heads of models that there are, by which layouts are tried."""
 
 
-def layouts(dims: HeadDims, dtype: torch.dtype, room: int, wanted: Sequence[int] = TILES) -> dict[Config, int]:
-    """What may be chosen where a program has ``room`` bytes, with the largest tile of each; keys turned either way."""
-    tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, room)]
-    chosen = {default_config(dims, dtype, tile, room): tile for tile in tiles}
-    once = {config._replace(turns_once=True): tile for config, tile in chosen.items()}
-    return chosen | once if dims.rotary_dim else chosen
+def layouts(dims: HeadDims, dtype: torch.dtype, chip: Chip, wanted: Sequence[int] = TILES) -> dict[Config, int]:
+    """What may be chosen on a chip, with the largest tile of each; keys turned either way."""
+    tiles = [tile for tile in wanted if tile <= most_rows(dims, dtype, chip.shared_bytes)]
+    ways = [(turns_once, tile) for turns_once in (False, True)[: 1 + (dims.rotary_dim > 0)] for tile in tiles]
+    return {config: tile for once, tile in ways for config in preferred(dims, dtype, tile, once, chip)}

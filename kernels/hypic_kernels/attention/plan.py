@@ -125,9 +125,9 @@ def plan_of(
 ) -> Plan:
     """A plan for ``chains``, padded to ``sizes`` where they are given.
 
-    Keys are shared out over ``num_lanes`` programs that run at once, in multiples of ``unit``; 0: one part a tile. Tiles
-    that see most keys come first, so that those that are left at the end are short. On a CUDA device the numbers go
-    there in one copy from pinned memory, which is not waited for.
+    Keys are shared out over ``num_lanes`` programs that run at once, in multiples of ``unit``; 0: one part a tile.
+    Tiles that see most keys come first, so that those that are left at the end are short. On a CUDA device the numbers
+    go there in one copy from pinned memory, which is not waited for.
 
     Raises:
         PlanError: no chain, a tile of no tokens, or more of something than ``sizes`` has room for.

@@ -343,13 +343,15 @@ def _attend(
     acc_a *= share[:, None]
     if VALUE_B > 0:
         acc_b *= share[:, None]
+    is_part = False
     if IS_SPLIT:
-        if tl.load(tile_parts + tile) > 1:
-            rows = part.to(tl.int64) * (TILE * KEY_HEADS * GROUP) + places // HEADS * (KEY_HEADS * GROUP) + head
-            # A part without keys is known by its logarithm; its sum is never read.
-            log = tl.where(has_seen, top + tl.log2(total), -float("inf"))
-            tl.store(logs + rows, log, mask=valid)
-            _write(parts, rows * (VALUE_A + VALUE_B), acc_a, acc_b, valid & has_seen, VALUE_A, VALUE_B, BLOCK_VA, BLOCK_VB)
-            return
+        is_part = tl.load(tile_parts + tile) > 1
+    if is_part:
+        rows = part.to(tl.int64) * (TILE * KEY_HEADS * GROUP) + places // HEADS * (KEY_HEADS * GROUP) + head
+        # A part without keys is known by its logarithm; its sum is never read.
+        tl.store(logs + rows, tl.where(has_seen, top + tl.log2(total), -float("inf")), mask=valid)
+        rows, written = rows * (VALUE_A + VALUE_B), valid & has_seen
+        _write(parts, rows, acc_a, acc_b, written, VALUE_A, VALUE_B, BLOCK_VA, BLOCK_VB)
+        return
     rows = token * out_stride + head * out_head_stride
     _write(out, rows, acc_a, acc_b, valid, VALUE_A, VALUE_B, BLOCK_VA, BLOCK_VB)

@@ -72,7 +72,7 @@ def _turn(
 
 
 def ready_keys(keys: Tensor, plan: Plan, dims: HeadDims) -> Tensor:
-    """Room for keys that are turned: ``[L, Hkv, 2 * padded half]`` for keys of all chains, one chain after the other."""
+    """Room for keys that are turned: ``[L, Hkv, 2 * padded half]`` for the keys of one chain after the other."""
     return torch.empty((plan.most_keys, keys.shape[1], 2 * dims.key_pieces[0]), dtype=keys.dtype, device=keys.device)
 
 
@@ -91,4 +91,6 @@ def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out
         "BLOCK_C": triton.next_power_of_2(num_chains),
         "HAS_KEY_POSITIONS": plan.key_positions is not None,
     }
-    return Launch(_turn, (min(MOST_PROGRAMS, triton.cdiv(num_keys, KEYS_AT_ONCE)) * key_heads,), arguments, constants, num_warps=4)
+    return Launch(
+        _turn, (min(MOST_PROGRAMS, triton.cdiv(num_keys, KEYS_AT_ONCE)) * key_heads,), arguments, constants, num_warps=4
+    )

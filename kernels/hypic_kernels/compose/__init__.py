@@ -16,8 +16,9 @@ from torch import Tensor
 from hypic_kernels import available, interpreted
 from hypic_kernels.compose import reference
 from hypic_kernels.compose.chains import IDENTITY, NOT_WANTED, STILL, ZERO, Chains, ChainsError, Turns
-from hypic_kernels.compose.check import Variant, is_trusted
+from hypic_kernels.compose.check import Variant, WriteVariant, is_trusted
 from hypic_kernels.compose.layout import Config, LayoutError, Precision, kind_of, pitch_of
+from hypic_kernels.trust import is_trusted as is_right
 
 __all__ = [
     "IDENTITY",
@@ -33,6 +34,7 @@ __all__ = [
     "Turns",
     "compose",
     "fold",
+    "write_rows",
 ]
 
 Backend = Literal["auto", "triton", "reference"]
@@ -107,6 +109,30 @@ def fold(
     before, final = _outputs(chains, unit, None, None)
     _run(chains.starting_at(0), transitions, None, unit, before, final, precision, backend, None)
     return final.reshape(chains.num_chains, *shape), end_state
+
+
+def write_rows(source: Tensor, places: Tensor, target: Tensor, slots: Tensor, *, backend: Backend = "auto") -> None:
+    """``target[slots[p]] = source[places[p]]``, nothing where the slot is negative.
+
+    ``source [R, ...]`` and ``target [slots, ...]`` contiguous, rows of one shape; ``places, slots [P]`` of one type,
+    int32 or int64. Rows that go to one slot leave one of them there, whichever.
+
+    Raises:
+        ChainsError: shapes or types do not fit.
+    """
+    shapes = f"source {list(source.shape)}, target {list(target.shape)}"
+    if source.shape[1:] != target.shape[1:] or not (source.is_contiguous() and target.is_contiguous()):
+        raise ChainsError(f"{shapes} must hold rows of one shape, and be contiguous.")
+    if places.shape != slots.shape or places.dtype != slots.dtype or slots.dtype not in (torch.int32, torch.int64):
+        raise ChainsError(f"places {list(places.shape)} and slots {list(slots.shape)} must be whole numbers, as many.")
+    is_known = source.is_cuda and available() and not interpreted() and {source.dtype, target.dtype} <= set(STORAGE)
+    variant = WriteVariant(source.device, source.dtype, target.dtype, slots.dtype, source[:1].numel())
+    if backend == "reference" or (backend == "auto" and not (is_known and is_right(variant))):
+        reference.write_rows(source, places, target, slots)
+        return
+    from hypic_kernels.compose import writing
+
+    writing.write_rows(source, places, target, slots).run()
 
 
 def _unit(ndim: int, shape: torch.Size, like: Tensor) -> Tensor:

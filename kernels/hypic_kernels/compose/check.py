@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import subprocess
 import warnings
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from hypic_kernels.compose import reference
 from hypic_kernels.compose.layout import Config, Kind, Precision
 from hypic_kernels.compose.problem import Problem, relative_error
 
@@ -62,6 +64,35 @@ def _fault(variant: Variant) -> str | None:
         # It cannot be built or loaded here: too little shared memory, say, or no C compiler for its launcher.
         return f"it does not run ({type(fault).__name__}: {fault})"
     return None if error <= TOLERANCE else f"its relative error is {error:.1e}, and {TOLERANCE:.0e} is allowed"
+
+
+@dataclass(frozen=True)
+class WriteVariant:
+    """Of ``write_rows``; checked as other packages check theirs."""
+
+    device: torch.device
+    dtype: torch.dtype
+    target_dtype: torch.dtype
+    slot_dtype: torch.dtype
+    size: int
+
+    @property
+    def tolerance(self) -> float:
+        return 0.0
+
+    def measure(self) -> float:
+        """How many numbers are wrong, of those that stay too."""
+        from hypic_kernels.compose import writing
+
+        generator = torch.Generator().manual_seed(5)
+        source = torch.randn((7, self.size), generator=generator).to(self.device, self.dtype)
+        target = torch.randn((9, self.size), generator=generator).to(self.device, self.target_dtype)
+        places = torch.tensor([3, 0, 6, 3], device=self.device, dtype=self.slot_dtype)
+        slots = torch.tensor([8, 2, -1, 0], device=self.device, dtype=self.slot_dtype)
+        exact = target.clone()
+        reference.write_rows(source, places, exact, slots)
+        writing.write_rows(source, places, target, slots).run()
+        return float((target != exact).sum())
 
 
 def measure(variant: Variant) -> float:

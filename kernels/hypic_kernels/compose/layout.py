@@ -104,8 +104,8 @@ def _num_slices(key_dim: int, precision: Precision) -> int:
 def candidates(kind: Kind, key_dim: int, value_dim: int, precision: Precision) -> list[Config]:
     """Layouts worth measuring for float32 maps; every one of them is tested."""
     if kind != "dense":
-        shapes = ((32, 32, 4), (32, 128, 4), (64, 32, 4), (128, 16, 4), (32, 16, 2), (64, 64, 8))
-        found = [Config(v, w, s, block_k=k) for v, k, w in shapes for s in (3, 5)]
+        parts = ((32, 32, 4), (32, 128, 4), (64, 32, 4), (128, 16, 4), (32, 16, 2), (64, 64, 8))
+        found = [Config(v, w, s, block_k=k) for v, k, w in parts for s in (3, 5)]
     else:
         shapes, num_slices = ((16, 4), (16, 8), (32, 8), (64, 8)), _num_slices(key_dim, precision)
         found = [Config(v, w, s, num_slices) for v, w in shapes for s in (3, 5)]

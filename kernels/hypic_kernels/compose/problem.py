@@ -60,7 +60,9 @@ class Problem:
         draw = _Draw(torch.Generator().manual_seed(seed))
         angles, like = 6 * draw.normal(5, num_turned), self.initial
         rows = draw.below(7, self.chains.num_elements) - 2
-        turned = Turns(rows.clamp_min(STILL).to(like.device), angles.cos().to(like.device), angles.sin().to(like.device))
+        turned = Turns(
+            rows.clamp_min(STILL).to(like.device), angles.cos().to(like.device), angles.sin().to(like.device)
+        )
         return replace(self, turns=turned)
 
     @property

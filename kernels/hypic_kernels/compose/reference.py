@@ -62,3 +62,9 @@ def _turned(end_state: Tensor, turns: Turns | None, row: int) -> Tensor:
     half = len(cos)
     first, second = end_state[:, :half], end_state[:, half : 2 * half]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, end_state[:, 2 * half :]], dim=1)
+
+
+def write_rows(source: Tensor, places: Tensor, target: Tensor, slots: Tensor) -> None:
+    """``target[slots[p]] = source[places[p]]`` where the slot is not negative."""
+    kept = slots >= 0
+    target[slots[kept].long()] = source[places[kept].long()].to(target.dtype)

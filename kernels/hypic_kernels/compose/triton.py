@@ -126,9 +126,7 @@ def _turned(
     is_first, is_turned = rows < HALF, (rows < 2 * HALF) & (turn >= 0)
     partner = tl.where(is_first, rows + HALF, rows - HALF)
     angle = turn.to(tl.int64) * HALF + tl.where(is_first, rows, rows - HALF)
-    other = _read(
-        first, second, pitch_first, pitch_second, is_second, row, partner, columns, mask & is_turned, SOURCES
-    )
+    other = _read(first, second, pitch_first, pitch_second, is_second, row, partner, columns, mask & is_turned, SOURCES)
     along = tl.load(cos + angle, mask=is_turned, other=1.0)
     across = tl.load(sin + angle, mask=is_turned, other=0.0)
     return tile * along + tl.where(is_first, -other, other) * across
@@ -170,7 +168,7 @@ def _walk(
 ) -> None:
     """One chain, one head, ``BLOCK_V`` columns. Neighbours share a head, so that they find its transitions in L2.
 
-    A dense transition mixes all rows of the state; others leave them apart, so that a program takes ``BLOCK_K`` of them.
+    A dense transition mixes all rows of the state; others leave them apart, and a program takes ``BLOCK_K`` of them.
     """
     num_blocks: tl.constexpr = (V + BLOCK_V - 1) // BLOCK_V
     num_parts: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K

@@ -51,7 +51,7 @@ class StepConfig(NamedTuple):
 def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]:
     """Layouts worth measuring, the default first; every one of them is tested."""
     rows, whole = padded(key_dim), padded(value_dim)
-    shapes = [(64, 64, 4), (128, 64, 4), (32, 128, 4), (64, 128, 8), (64, 32, 4)]
+    shapes = [(64, 64, 4), (32, 128, 4), (64, 128, 8), (64, 32, 4), (32, 64, 4)]
     return list(dict.fromkeys(LiftConfig(min(k, rows), min(v, whole), warps) for k, v, warps in shapes))
 
 
@@ -62,7 +62,8 @@ def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:
 def read_candidates(size: int, key_dim: int, value_dim: int) -> list[ReadConfig]:
     """As ``lift_candidates``."""
     rows, whole = padded(key_dim), padded(value_dim)
-    shapes = [(64, 64, 4), (32, 64, 4), (32, 128, 4), (64, 128, 8), (64, 32, 4)]
+    # Chunks of 64 hold scores and outputs of 64 x 64: four warps spill out of registers.
+    shapes = [(32, 64, 4 if size == 16 else 8), (64, 64, 4), (32, 128, 8), (64, 128, 8), (32, 32, 4)]
     return list(dict.fromkeys(ReadConfig(min(k, rows), min(v, whole), warps) for k, v, warps in shapes))
 
 

@@ -61,8 +61,8 @@ class Problem:
         widths = [shape.num_k_heads * shape.key_dim] * 2 + [shape.num_v_heads * shape.value_dim]
         wide = normal(size, sum(widths)) / (1.0 if shape.has_norm else math.sqrt(shape.key_dim))
         heads = (shape.num_k_heads, shape.num_k_heads, shape.num_v_heads)
-        parts = wide.to(device, dtype).split(widths, dim=-1)
-        q, k, v = (part.unflatten(-1, (num, -1)) for part, num in zip(parts, heads, strict=True))
+        parts = torch.split(wide.to(device, dtype), widths, dim=-1)
+        q, k, v = (part.view(size, num, part.shape[1] // num) for part, num in zip(parts, heads, strict=True))
         fixed = -torch.linspace(0.02, 0.7, shape.num_v_heads).expand(size, -1)
         g = fixed.to(device) if shape.is_fixed else (-normal(size, shape.num_v_heads).exp() / 8).to(device)
         chunks = chunks_of(shape, device)
@@ -94,9 +94,10 @@ class Problem:
     def wide(self) -> Problem:
         """The same problem in float64."""
         q, k, v, g = (tensor.double() for tensor in self.tokens)
-        pairs = ("q_weight", "k_weight", "cos", "sin")
-        wide = {name: None if getattr(self.rule, name) is None else getattr(self.rule, name).double() for name in pairs}
-        return replace(self, q=q, k=k, v=v, g=g, states=self.states.double(), rule=replace(self.rule, **wide))
+        given = (self.rule.q_weight, self.rule.k_weight, self.rule.cos, self.rule.sin)
+        q_weight, k_weight, cos, sin = (None if tensor is None else tensor.double() for tensor in given)
+        rule = replace(self.rule, q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
+        return replace(self, q=q, k=k, v=v, g=g, states=self.states.double(), rule=rule)
 
     def slots(self) -> tuple[Tensor, Tensor]:
         """For ``step``: reads shared between rows, of zeros too; every third row is not written."""

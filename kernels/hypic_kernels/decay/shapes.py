@@ -40,7 +40,9 @@ def _check_rule(rule: Rule, k: Tensor) -> None:
     if rule.cos is None or rule.sin is None:
         return
     if 2 * rule.num_turned > k.shape[2] or rule.cos.stride() != rule.sin.stride():
-        raise DecayError(f"{rule.num_turned} angles turn twice as many channels, of {k.shape[2]}; cos and sin lie alike.")
+        raise DecayError(
+            f"{rule.num_turned} angles turn twice as many channels, of {k.shape[2]}; cos and sin lie alike."
+        )
     for name, angles in (("cos", rule.cos), ("sin", rule.sin)):
         fits(f"rule.{name}", angles, (len(k), rule.num_turned), rule.cos.dtype)
 

@@ -162,7 +162,7 @@ def lift(
     k: Tensor, v: Tensor, g: Tensor, chunks: Tensor, rule: Rule, out: Maps, precision: Precision, config: LiftConfig
 ) -> Launch:
     """The twin of ``reference.lift``, in fp32, into ``out``."""
-    (num_chunks, size), num_heads, key_dim, value_dim = chunks.shape, v.shape[1], k.shape[2], v.shape[2]
+    (num_chunks, size), num_heads, value_dim = chunks.shape, v.shape[1], v.shape[2]
     cos, sin, angle_token = _angles(rule, g)
     arguments = (
         k, v, g, k if rule.k_weight is None else rule.k_weight, cos, sin, chunks, *out, len(k), num_heads,

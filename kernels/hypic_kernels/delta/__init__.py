@@ -4,6 +4,7 @@
 states before the chunks are known (``hypic_kernels.compose`` finds them), ``step`` is one token of decoding. ``scan``
 does all of it at once where short rows stand between stored maps. They read
 tokens and states where they lie, by index tensors on the device, so a captured graph can be replayed with others.
+``run`` is for long rows with nothing cached in between: chunks carry the state themselves (fla's kernels).
 The definition is ``reference.py``, the derivation README.md.
 """
 
@@ -28,11 +29,14 @@ from hypic_kernels.delta.layout import (
     step_config,
 )
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, ScanPrecision, state_dtype
-from hypic_kernels.delta.scan import gated_norm, scan, serves
+from hypic_kernels.delta.running import run, runs_here
+from hypic_kernels.delta.scan import can_scan, gated_norm, scan
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
+from hypic_kernels.rows import CHUNK, RowArrays, Rows, row_arrays
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
+    "CHUNK",
     "CHUNK_SIZES",
     "Backend",
     "DeltaError",
@@ -41,15 +45,20 @@ __all__ = [
     "Maps",
     "Precision",
     "ReadConfig",
+    "RowArrays",
+    "Rows",
     "Rule",
     "ScanConfig",
     "ScanPrecision",
     "StepConfig",
+    "can_scan",
     "gated_norm",
     "lift",
     "read",
+    "row_arrays",
+    "run",
+    "runs_here",
     "scan",
-    "serves",
     "step",
 ]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from hypic_kernels.delta import layout
+from hypic_kernels.delta import gathering, layout, solving
 from hypic_kernels.delta import reading as reading_kernel
 from hypic_kernels.delta import scanning as scanning_kernel
 from hypic_kernels.delta import stepping as stepping_kernel
@@ -16,7 +16,8 @@ from hypic_kernels.delta.layout import default_precision, read_precision
 from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.delta.rule import SCAN_PRECISIONS
 from hypic_kernels.delta.walk import Walk
-from hypic_kernels.launch import Launch
+from hypic_kernels.launch import SHARED_BYTES, Launch
+from hypic_kernels.rows import Rows
 
 HEAD_DIMS = ((128, 128), (64, 64), (96, 192), (192, 192), (256, 256))
 
@@ -42,6 +43,8 @@ def _scans(p: Problem, case: _Case, every: bool) -> Iterator[tuple[str, Launch]]
     outputs = walk.outputs(torch.float32, torch.float32)
     for precision in SCAN_PRECISIONS[1:]:
         for config in layout.scan_candidates(case.key_dim, case.value_dim)[: None if every else 1]:
+            if not layout.scan_fits(case.size, case.key_dim, config, precision, min(SHARED_BYTES.values())):
+                continue
             walked = (p.chunks, walk.chains, walk.stored, walk.initial, *outputs, walk.final_slots)
             launch = scanning_kernel.scan(p.q, p.k, p.v, solved, *walked, precision, config)
             yield f"scan {case} {precision} {config}", launch
@@ -60,8 +63,21 @@ def _of(case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
     for read in layout.read_candidates(size, key_dim, value_dim, True)[:stop]:
         arguments = (maps.query, maps.offset, p.states, p.chunks, p.chunks[:, 0], p.norm, p.v)
         yield f"read {case} {read}", reading_kernel.read(*arguments, read_precision(dtype), read)
-    if size in layout.SCAN_CHUNK_SIZES and key_dim <= layout.LARGEST_SCAN_KEY:
-        yield from _scans(p, case, every)
+    yield from _scans(p, case, every)
     if size == 16:
+        yield from _of_rows(p, case)
         for step in layout.step_candidates(key_dim, value_dim)[:stop]:
             yield f"step {case} {step}", stepping_kernel.step(*p.tokens, pool, *slots, p.rule, p.norm, p.v, step)
+
+
+def _of_rows(p: Problem, case: _Case) -> Iterator[tuple[str, Launch]]:
+    """What stands before and after rows that carry their state."""
+    tokens, gates = p.chunks[0].contiguous(), torch.empty((2, case.size, p.g.shape[1]))
+    q, v = p.q.contiguous(), p.v.contiguous()
+    yield f"gather {case}", gathering.gather(p.q, tokens, q, 1e-6)
+    yield f"gate {case}", gathering.gate(p.g, p.beta, tokens, p.rule, gates[0], gates[1])
+    n, (heads, values) = case.size, p.v.shape[1:]
+    rows, k = Rows.of((n,)), p.k[:n].contiguous()[None]
+    made = torch.empty((1, n, heads)), k.new_empty((1, n, heads, k.shape[3])), k.new_empty((1, n, heads, values))
+    yield f"solve {case}", solving.solve(k, p.v, gates[:1], gates[1:], rows, *made)
+    yield f"scatter {case}", gathering.scatter(v, tokens, p.norm, p.v)

@@ -1,4 +1,4 @@
-"""``python -m hypic_kernels.delta.bench``: layouts of lift, read, a layer, step and conv, on a GPU; JSON lines.
+"""``python -m hypic_kernels.delta.bench``: layouts of lift, read, a layer, step, conv, run, on a GPU; JSON lines.
 
 The layer of a large model: 16 key heads, 32 value heads of 128, bfloat16. ``warm`` is a request over 16 cached segments
 (seams of 8 tokens and a tail of 128), ``long`` one row of 16,512 tokens, ``decode`` one token for each of some rows;
@@ -6,6 +6,7 @@ The layer of a large model: 16 key heads, 32 value heads of 128, bfloat16. ``war
 before it is timed, on the inputs that are timed, and not timed if it is wrong.
 Building a layout takes some seconds. Times are per launch within a replayed graph that goes round several sets of
 inputs, as layers of a model do. Bytes are the least there are: each input read once, each output written once.
+``run`` is described in ``run_bench``.
 """
 
 from __future__ import annotations
@@ -211,10 +212,15 @@ def _rows(bench: Bench, names: Sequence[str], num_rows: Sequence[int]) -> Iterat
 
         for lengths in (WARM, LONG, (1,) * 64):
             yield from rows(lengths, 2 * bench.num_k_heads * bench.key_dim + bench.num_v_heads * bench.value_dim)
+    if "run" in names:
+        from hypic_kernels.delta import run_bench
+
+        heads, dims = (bench.num_k_heads, bench.num_v_heads), (bench.key_dim, bench.value_dim)
+        yield from run_bench.rows(heads, dims, bench.repeats)
 
 
 def main(words: Sequence[str]) -> int:
-    names = ("lift", "read", "layer", "step", "conv")
+    names = ("lift", "read", "layer", "step", "conv", "run")
     parser = argparse.ArgumentParser(prog="python -m hypic_kernels.delta.bench", description=__doc__)
     parser.add_argument("--only", choices=names, action="append", help="all, unless given")
     parser.add_argument("--rows", type=int, action="append", help="of decode; 1, 16 and 64 unless given")
@@ -235,7 +241,7 @@ def main(words: Sequence[str]) -> int:
     best: dict[tuple[object, ...], dict[str, Any]] = {}
     bench = Bench(num_configs=given.configs, precisions=tuple(given.precision or Bench.precisions))
     for result in _rows(bench, given.only or names, given.rows or (1, 16, 64)):
-        if not given.best or "time_s" not in result:
+        if not given.best or "time_s" not in result or "config" not in result:
             print(json.dumps(result), flush=True)
             continue
         kind = tuple(result.get(name) for name in ("name", "case", "num_tokens", "chunk", "precision", "way"))

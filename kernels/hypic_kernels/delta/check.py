@@ -19,6 +19,7 @@ from hypic_kernels.delta.layout import (
 from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.delta.rule import SCAN_TOLERANCE, TOLERANCE, GatedNorm, Precision, Rule, ScanPrecision
 from hypic_kernels.delta.walk import Walk
+from hypic_kernels.rows import Rows
 from hypic_kernels.trust import relative_error
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
@@ -138,6 +139,46 @@ class StepVariant:
         exact[writes[writes >= 0].long()] = after[writes >= 0]
         kernel.step(*problem.tokens, pool, reads, writes, problem.rule, norm, out, self.config).run()
         return max(relative_error(out, reference.normed(outputs, norm)), relative_error(pool, exact))
+
+
+@dataclass(frozen=True)
+class RunVariant:
+    """Numbers of heads are compiled in, so the check has the layer's own."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_k_heads: int
+    num_v_heads: int
+    key_dim: int
+    value_dim: int
+    is_raw: bool
+    has_norm: bool
+
+    LENGTHS = (130, 64, 1, 37)
+    NUM_FOLDS = 2
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCE["bf16"]
+
+    def measure(self) -> float:
+        problem, rows, initial, results = self._ran()
+        wide = problem.wide()
+        plain, *exact = reference.run(*wide.tokens, rows, initial.double(), wide.rule)
+        exact = [reference.normed(plain, wide.norm if self.has_norm else None), *exact]
+        return max(map(relative_error, results, exact))
+
+    def _ran(self) -> tuple[Problem, Rows, Tensor, tuple[Tensor, ...]]:
+        """The problem, and outputs, final states and transitions."""
+        from hypic_kernels.delta import chunked
+
+        shape = Shape(self.key_dim, self.value_dim, self.num_k_heads, self.num_v_heads, 64, self.LENGTHS, 0)
+        problem = Problem.random(shape, dtype=self.dtype, is_raw=self.is_raw, device=self.device)
+        rows = Rows.of(self.LENGTHS, self.NUM_FOLDS, self.device)
+        initial = problem.states[: rows.num_rows].contiguous()
+        out = torch.full_like(problem.v, torch.nan, memory_format=torch.contiguous_format)
+        norm = problem.norm if self.has_norm else None
+        return problem, rows, initial, (out, *chunked.run(*problem.tokens, rows, initial, problem.rule, norm, out))
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,18 @@ SCAN_CHUNK_SIZES, LARGEST_SCAN_KEY = (16, 32), 128
 """What ``scan`` has a kernel for: rows that are short, and transitions that can wait in registers."""
 
 
+def scan_precision(dtype: torch.dtype) -> ScanPrecision:
+    """For tokens of a type."""
+    return "bf16x3" if dtype == torch.bfloat16 else "bf16x6"
+
+
+def scan_fits(size: int, key_dim: int, config: ScanConfig, precision: ScanPrecision, room: int) -> bool:
+    """Whether there is a kernel, and a program fits into ``room`` bytes of shared memory."""
+    bytes_per_number = {"bf16x3": 4, "bf16x6": 6}.get(precision, 8)
+    operands = padded(key_dim) * (padded(key_dim) + config.block_v) * bytes_per_number
+    return size in SCAN_CHUNK_SIZES and key_dim <= LARGEST_SCAN_KEY and operands <= room
+
+
 def scan_candidates(key_dim: int, value_dim: int) -> list[ScanConfig]:
     """As ``lift_candidates``."""
     width, warps = padded(value_dim), 8 if padded(key_dim) > 64 else 4

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from hypic_kernels.compose.chains import IDENTITY, ZERO, Chains
 from hypic_kernels.delta.rule import GatedNorm, Maps, Rule, state_dtype
+from hypic_kernels.rows import CHUNK, Rows
 
 
 class Prepared(NamedTuple):
@@ -95,6 +96,40 @@ def _picked(states: Tensor, places: Tensor | None) -> Tensor:
     if places is None:
         return states
     return torch.where((places < 0).view(-1, 1, 1, 1), 0.0, states[places.clamp_min(0).long()])
+
+
+def run(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, initial: Tensor, rule: Rule
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs ``[n, Hv, V]`` in the order of rows, without the norm; final states and transitions, as in
+    ``hypic_kernels.delta.run``. Chunks are lifted some at a time and walked one by one."""
+    chunks, bounds = _chunks_of(rows), rows.chunk_offsets.tolist()
+    begins = {first: row for row, first in enumerate(bounds[:-1])}
+    outputs, ends, products = [], [], []
+    state = product = torch.empty(0)
+    for part in torch.split(torch.arange(len(chunks)), 64):
+        maps = lift(q, k, v, g, beta, chunks[part.to(chunks.device)], rule)
+        for number, chunk in enumerate(part.tolist()):
+            transition, row = maps.transition[number], begins.get(chunk)
+            if row is not None:
+                state = initial[row].to(transition.dtype)
+                product = torch.eye(transition.shape[-1], dtype=transition.dtype, device=transition.device)
+            outputs.append(maps.query[number] @ state + maps.offset[number])
+            state, product = transition @ state + maps.end_state[number], transition @ product
+            if chunk + 1 in begins or chunk + 1 == len(chunks):
+                ends.append(state)
+                products.append(product)
+    kept = torch.stack(outputs).transpose(1, 2)[chunks >= 0]
+    folds = torch.stack(products)[: rows.num_folds]
+    return kept, torch.stack(ends), folds
+
+
+def _chunks_of(rows: Rows) -> Tensor:
+    """``[M, CHUNK]``: the tokens of each chunk, -1 where there is none."""
+    starts = rows.cu_seqlens[rows.chunk_indices[:, 0].long()] + rows.chunk_indices[:, 1] * CHUNK
+    places = starts[:, None] + torch.arange(CHUNK, dtype=torch.int32, device=starts.device)
+    inside = places < rows.cu_seqlens[rows.chunk_indices[:, 0].long() + 1][:, None]
+    return torch.where(inside, rows.tokens[torch.where(inside, places, 0).long()], -1)
 
 
 def scan(

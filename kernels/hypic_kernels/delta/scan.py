@@ -11,17 +11,17 @@ from torch import Tensor
 
 from hypic_kernels.compose.chains import Chains
 from hypic_kernels.delta import reference
-from hypic_kernels.delta.backend import Backend, takes_kernel
+from hypic_kernels.delta.backend import STORAGE, Backend, shared_bytes, takes_kernel
 from hypic_kernels.delta.check import NormVariant, ScanVariant
 from hypic_kernels.delta.layout import (
-    LARGEST_SCAN_KEY,
-    SCAN_CHUNK_SIZES,
     ScanConfig,
     lift_config,
     scan_config,
+    scan_fits,
+    scan_precision,
     solving_precision,
 )
-from hypic_kernels.delta.rule import DeltaError, GatedNorm, Rule, ScanPrecision, state_dtype
+from hypic_kernels.delta.rule import GatedNorm, Rule, ScanPrecision, state_dtype
 from hypic_kernels.delta.shapes import check_chunks, check_norm, check_scan, check_tokens, fits
 from hypic_kernels.trust import is_trusted
 
@@ -43,7 +43,7 @@ def scan(
     before: Tensor | None = None,
     final: Tensor | None = None,
     final_slots: Tensor | None = None,
-    precision: ScanPrecision = "tf32x3",
+    precision: ScanPrecision | None = None,
     backend: Backend = "auto",
     config: ScanConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -58,9 +58,10 @@ def scan(
     negative one is not written) or by chain. Both may be the pool that ``initial`` is, if no chain writes a slot that
     another one reads.
 
-    ``precision`` of products with stored maps; those with q, k and v carry float32's digits in any case. ``"auto"``
-    takes the kernel for CUDA tensors where its self-check passes, and the reference otherwise, where a gradient or
-    float64 is asked for, and for chunks of 64 and heads of more than 128 keys.
+    ``precision`` of products with stored maps; those with q, k and v carry float32's digits in any case. Left out, it
+    is ``"bf16x3"`` for tokens in bfloat16, which themselves carry half as many, else ``"bf16x6"``. ``"auto"`` takes the
+    kernel for CUDA tensors where its self-check passes and a chip has the room (``can_scan``), and the reference
+    otherwise and where a gradient or float64 is asked for.
 
     Raises:
         DeltaError: shapes or types do not fit, or a layout cannot be addressed.
@@ -73,11 +74,13 @@ def scan(
     check_chunks(chunks)
     check_scan(k, v, chunks, chains, stored, initial, out, before, final, final_slots)
     check_norm(norm, out)
-    config = config or scan_config(k.shape[2], v.shape[2])
+    precision, config = precision or scan_precision(k.dtype), config or scan_config(k.shape[2], v.shape[2])
     dtype = state_dtype(q, k, v, g, beta, initial)
     raw = out if norm is None else torch.empty(out.shape, dtype=dtype, device=out.device)
     walked = (chunks, chains, stored, initial, raw, before, final, final_slots)
-    if _takes_kernel(backend, (q, k, v, g, beta), walked, rule, precision, config):
+    variant = _variant(v.dtype, k.shape[1], chunks, stored, initial, raw.dtype, rule, precision, config)
+    tensors = (q, k, v, g, beta, initial, raw, before, final, *(stored or ()))
+    if takes_kernel(backend, dtype, tensors) and (backend == "triton" or _trusted(variant)):
         from hypic_kernels.delta import scanning as kernel
         from hypic_kernels.delta import triton as solver
 
@@ -92,37 +95,47 @@ def scan(
     return before, final
 
 
-def serves(size: int, key_dim: int) -> bool:
-    """Whether there is a kernel for chunks of ``size`` and heads of ``key_dim`` keys."""
-    return size in SCAN_CHUNK_SIZES and key_dim <= LARGEST_SCAN_KEY
+def can_scan(
+    dtype: torch.dtype,
+    num_k_heads: int,
+    chunks: Tensor,
+    stored: tuple[Tensor, Tensor] | None,
+    states: Tensor,
+    *,
+    rule: Rule = Rule(),
+) -> bool:
+    """Whether ``scan`` of tokens of a type, with a norm and at its default precision, is the better way: its kernel
+    takes them, or they are on a CPU. Else maps of chunks (``lift``, ``compose``, ``read``) are."""
+    if not states.is_cuda:
+        return True
+    if not takes_kernel("auto", state_dtype(states), (states, *(stored or ()))) or dtype not in STORAGE:
+        return False
+    precision, config = scan_precision(dtype), scan_config(*states.shape[2:])
+    return _trusted(_variant(dtype, num_k_heads, chunks, stored, states, torch.float32, rule, precision, config))
 
 
-def _takes_kernel(
-    backend: Backend,
-    tokens: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    walked: tuple[Tensor, Chains, tuple[Tensor, Tensor] | None, Tensor, Tensor, Tensor, Tensor, Tensor | None],
+def _variant(
+    dtype: torch.dtype,
+    num_k_heads: int,
+    chunks: Tensor,
+    stored: tuple[Tensor, Tensor] | None,
+    states: Tensor,
+    out_dtype: torch.dtype,
     rule: Rule,
     precision: ScanPrecision,
     config: ScanConfig,
-) -> bool:
-    (_, k, v, _, _), (chunks, _, stored, initial, out, before, final, _) = tokens, walked
-    dtype, maps = state_dtype(*tokens, initial), stored or ()
-    size, key_dim = chunks.shape[1], k.shape[2]
-    if not serves(size, key_dim):
-        if backend == "triton":
-            raise DeltaError(
-                f"scan's kernel takes chunks of {SCAN_CHUNK_SIZES} tokens, heads of up to {LARGEST_SCAN_KEY} keys; it is "
-                f"{size} and {key_dim}; use backend='auto'."
-            )
-        return False
-    if not takes_kernel(backend, dtype, (*tokens, initial, out, before, final, *maps)):
-        return False
-    group, is_raw = v.shape[1] // k.shape[1], rule.A_log is not None
-    variant = ScanVariant(
-        v.device, v.dtype, out.dtype, tuple(x.dtype for x in maps), initial.dtype, size, group, key_dim, v.shape[2],
-        is_raw, precision, config,
+) -> ScanVariant:
+    _, num_heads, key_dim, value_dim = states.shape
+    return ScanVariant(
+        states.device, dtype, out_dtype, tuple(x.dtype for x in stored or ()), states.dtype, chunks.shape[1],
+        num_heads // num_k_heads, key_dim, value_dim, rule.A_log is not None, precision, config,
     )  # fmt: skip
-    return backend == "triton" or is_trusted(variant)
+
+
+def _trusted(variant: ScanVariant) -> bool:
+    """Sizes that no chip has the room for are not worth a warning."""
+    is_small = scan_fits(variant.size, variant.key_dim, variant.config, variant.precision, shared_bytes(variant.device))
+    return is_small and is_trusted(variant)
 
 
 def gated_norm(x: Tensor, norm: GatedNorm, out: Tensor, *, backend: Backend = "auto") -> Tensor:

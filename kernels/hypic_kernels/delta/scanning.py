@@ -10,6 +10,7 @@ Loads are issued an element ahead, by hand: loops are not pipelined by the compi
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
+import torch
 import triton.language as tl
 from torch import Tensor
 
@@ -82,6 +83,18 @@ def _chunk(
 
 
 @jit
+def _parted(wide: tl.tensor, PARTS: tl.constexpr) -> tl.tuple:
+    """An fp32 number as so many bf16 numbers, or as it is."""
+    if PARTS == 3:
+        parts = thirds(wide)
+    elif PARTS == 2:
+        parts = halves(wide)
+    else:
+        parts = (wide,)
+    return parts
+
+
+@jit
 def _less(
     total: tl.tensor,
     stored: tl.tensor,
@@ -102,15 +115,17 @@ def _less(
 
 
 @jit
-def _stored_onto(stored: tl.tensor, wide: tl.tensor, total: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
-    """``total + stored wide``."""
-    if PRECISION == "bf16x3":
-        first, second, third = thirds(wide)
-        total = tl.dot(stored, third, acc=total)
-        total = tl.dot(stored, second, acc=total)
-        total = tl.dot(stored, first, acc=total)
+def _more(
+    total: tl.tensor, stored: tl.tensor, parts: tl.tuple, PARTS: tl.constexpr, PRECISION: tl.constexpr
+) -> tl.tensor:
+    """``total + stored wide`` of a number in ``PARTS``."""
+    if PARTS == 1:
+        total = tl.dot(stored.to(tl.float32), parts[0], acc=total, input_precision=PRECISION)
     else:
-        total = tl.dot(stored.to(tl.float32), wide, acc=total, input_precision=PRECISION)
+        if PARTS == 3:
+            total = tl.dot(stored, parts[2], acc=total)
+        total = tl.dot(stored, parts[1], acc=total)
+        total = tl.dot(stored, parts[0], acc=total)
     return total
 
 
@@ -160,9 +175,9 @@ def _parts(matrix: tl.tensor, IS_BF16: tl.constexpr, PRECISION: tl.constexpr) ->
     if IS_BF16 or PRECISION == "ieee" or PRECISION == "tf32x3":
         parts = matrix, matrix, matrix
     elif PRECISION == "bf16x6":
-        parts = thirds(matrix)
+        parts = thirds(matrix.to(tl.float32))
     else:
-        first, second = halves(matrix)
+        first, second = halves(matrix.to(tl.float32))
         parts = first, second, second
     return parts
 
@@ -180,20 +195,18 @@ def _applied(
     if PRECISION == "ieee" or PRECISION == "tf32x3":
         total = tl.dot(first.to(tl.float32), state, input_precision=PRECISION)
     else:
-        upper, middle, lower = thirds(state)
+        parts = _parted(state, 3 if PRECISION == "bf16x6" else 2)
         total = tl.zeros(state.shape, tl.float32)
         # Part by part of the transition, so that no two of them are in registers at once.
-        if IS_BF16:
-            total = tl.dot(first, lower, acc=total)
-        else:
+        if not IS_BF16:
             if PRECISION == "bf16x6":
-                total = tl.dot(third, upper, acc=total)
-                total = tl.dot(second, middle, acc=total)
-            total = tl.dot(second, upper, acc=total)
-            if PRECISION == "bf16x6":
-                total = tl.dot(first, lower, acc=total)
-        total = tl.dot(first, middle, acc=total)
-        total = tl.dot(first, upper, acc=total)
+                total = tl.dot(third, parts[0], acc=total)
+                total = tl.dot(second, parts[1], acc=total)
+            total = tl.dot(second, parts[0], acc=total)
+        if PRECISION == "bf16x6":
+            total = tl.dot(first, parts[2], acc=total)
+        total = tl.dot(first, parts[1], acc=total)
+        total = tl.dot(first, parts[0], acc=total)
     return total
 
 
@@ -232,9 +245,7 @@ def _scan(
     SLOTTED: tl.constexpr,
     IS_BF16: tl.constexpr,
     PRECISION: tl.constexpr,
-    OF_TOKENS: tl.constexpr,
     NUM_PARTS: tl.constexpr,
-    NUM_ASKED: tl.constexpr,
     INNER: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
@@ -289,13 +300,14 @@ def _scan(
                     transitions, end_states, matrix, vector, held, number, source_1, transition_1, place_1,
                     source_2, transition_2, place_2, head, H, columns, K, V, BLOCK_K,
                 )  # fmt: skip
-            parts = thirds(state) if OF_TOKENS == "bf16x3" else (state,)
-            wanted = _less(v_tile.to(tl.float32), k_tile, parts, k_growth[:, None], NUM_PARTS, OF_TOKENS)
+            parts = _parted(state, NUM_PARTS)
+            wanted = _less(v_tile.to(tl.float32), k_tile, parts, k_growth[:, None], NUM_PARTS, INNER)
             asked = tl.zeros((C, BLOCK_V), tl.float32)
-            asked = _less(asked, q_tile, parts, -q_growth[:, None], NUM_ASKED, OF_TOKENS)
+            asked = _less(asked, q_tile, parts, -q_growth[:, None], NUM_PARTS, INNER)
             update = tl.dot(added, wanted, input_precision=INNER)
             asked += tl.dot(answered, wanted, input_precision=INNER)
-            state = _stored_onto(tl.trans(k_tile), update, state * total, OF_TOKENS)
+            update_parts = _parted(update, NUM_PARTS)
+            state = _more(state * total, tl.trans(k_tile), update_parts, NUM_PARTS, INNER)
             real = ((tokens >= 0) & (tokens < N))[:, None]
             token = tl.where(tokens >= 0, tokens, 0).to(tl.int64)[:, None]
             tl.store(
@@ -372,9 +384,9 @@ def scan(
     """The twin of ``reference.scan`` over what ``triton.solve`` left in ``solved``."""
     num_heads, key_dim, value_dim = initial.shape[1:]
     transitions, end_states = maps or (initial, initial)
-    is_bf16 = transitions.element_size() == 2 and "bf16" in str(transitions.dtype)
-    exact: ScanPrecision = "ieee" if precision == "ieee" else "tf32x3"
-    has_parts = k.element_size() == 2 and precision != "ieee"
+    num_parts = 2 if precision == "bf16x3" else 3
+    if k.dtype != torch.bfloat16 or precision == "ieee":
+        num_parts = 1
     arguments = (
         chains.cu_elements, chains.elements, initial, chains.initial_index, before, final,
         chains.initial_index if final_slots is None else final_slots, q, k, v, solved, chunks, transitions, end_states,
@@ -382,9 +394,9 @@ def scan(
     )  # fmt: skip
     constants = {
         "GROUP": num_heads // k.shape[1], "K": key_dim, "V": value_dim, "C": chunks.shape[1],
-        "STORED": maps is not None, "SLOTTED": final_slots is not None, "IS_BF16": is_bf16, "PRECISION": precision,
-        "OF_TOKENS": "bf16x3" if has_parts else exact, "NUM_PARTS": 3 if has_parts else 1,
-        "NUM_ASKED": (2 if precision == "bf16x3" else 3) if has_parts else 1, "INNER": exact,
+        "STORED": maps is not None, "SLOTTED": final_slots is not None,
+        "IS_BF16": transitions.dtype == torch.bfloat16, "PRECISION": precision,
+        "NUM_PARTS": num_parts, "INNER": "ieee" if precision == "ieee" else "tf32x3",
         "BLOCK_K": padded(key_dim), "BLOCK_V": config.block_v,
     }  # fmt: skip
     num_programs = chains.num_chains * num_heads * -(-value_dim // config.block_v)

@@ -8,6 +8,7 @@ from torch import Tensor
 from hypic_kernels.compose.chains import Chains
 from hypic_kernels.delta.layout import CHUNK_SIZES
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Rule
+from hypic_kernels.rows import Rows
 
 
 def fits(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
@@ -87,6 +88,18 @@ def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_s
         raise DeltaError("states must be contiguous.")
     check_integers("read_slots", read_slots, (num_tokens,))
     check_integers("write_slots", write_slots, (num_tokens,))
+
+
+def check_rows(rows: Rows, initial: Tensor, k: Tensor, v: Tensor) -> None:
+    if not 0 <= rows.num_folds <= rows.num_rows:
+        raise DeltaError(f"transitions are wanted of {rows.num_folds} rows; there are {rows.num_rows}.")
+    check_integers("rows.tokens", rows.tokens, (len(rows.tokens),))
+    check_integers("rows.cu_seqlens", rows.cu_seqlens, (rows.num_rows + 1,))
+    check_integers("rows.chunk_indices", rows.chunk_indices, (len(rows.chunk_indices), 2))
+    check_integers("rows.chunk_offsets", rows.chunk_offsets, (rows.num_rows + 1,))
+    fits("initial", initial, (rows.num_rows, v.shape[1], k.shape[2], v.shape[2]))
+    if not initial.is_contiguous():
+        raise DeltaError("initial must be contiguous.")
 
 
 def check_scan(

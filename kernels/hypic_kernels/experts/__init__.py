@@ -1,6 +1,7 @@
 """A mixture of experts: choosing, sorting rows by expert, products of few rows with many matrices, and adding up.
 
-``route`` takes the best of a softmax, ``route_groups`` of sigmoid scores within the best groups, ``order`` says which rows an expert has, ``scatter`` copies them there,
+``route`` takes the best of a softmax, ``route_groups`` of sigmoid scores within the best groups, ``order`` says which
+rows an expert has, ``scatter`` copies them there,
 ``combine`` adds the experts' rows and a gated shared expert. ``gate_up`` and ``down`` are the products of few rows with
 experts' matrices; of many (see ``fits``), torch's grouped ones are faster. Every index stays on the device and every
 shape follows from the arguments' shapes, so a captured graph can be replayed. The definition is ``reference.py``, notes
@@ -18,13 +19,13 @@ from torch import Tensor
 from hypic_kernels import available, interpreted
 from hypic_kernels.experts import reference
 from hypic_kernels.experts.check import GroupsVariant, OrderVariant, ProductVariant, Variant
-from hypic_kernels.experts.layout import Kind, Layout, choose, fits, layouts
+from hypic_kernels.experts.layout import LARGE, LARGE_BYTES, Kind, Layout, choose, fits, is_many, layouts
 from hypic_kernels.trust import Variant as Trusted
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
     "Backend", "ExpertsError", "Layout", "Ordered", "Scattered", "choose", "combine", "down", "fits", "gate_up",
-    "multiplies", "order", "route", "route_groups", "scatter",
+    "multiplies", "multiplies_many", "order", "route", "route_groups", "scatter",
 ]  # fmt: skip
 
 Backend = Literal["auto", "triton", "reference"]
@@ -89,7 +90,7 @@ def route_groups(
     """The ``top_k`` best of ``sigmoid(logits) + bias`` within the best groups (DeepSeek-V3, arXiv 2412.19437).
 
     ``logits [N, E]``, experts in ``num_groups`` equal groups, one after the other; a group is worth the sum of its two
-    best, and ``top_groups`` of them are chosen from. Weights ``[N, k]``, float32 (float64 if ``logits`` are), are scores
+    best, and ``top_groups`` of them are chosen from. Weights ``[N, k]``, float32 (float64 for such logits), are scores
     without the ``bias [E]``, divided by their sum plus 1e-20 with ``renormalise``, times ``scale``; experts ``[N, k]``
     int32, best first, the lower number in a tie. Weights of a row with NaN are NaN; its experts are any, each once.
 
@@ -215,11 +216,31 @@ def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: b
     return _all_trusted(x.device, x.dtype, widths, "silu" if is_gated else "relu2")
 
 
+def multiplies_many(rows: Tensor, down_weight: Tensor) -> bool:
+    """Whether ``down`` of so many rows is a kernel here that torch's grouped product does not beat."""
+    if not is_many(len(rows), len(down_weight), "none", rows.dtype, _room(rows.device)):
+        return False
+    return _may_take_kernel((rows, down_weight)) and _layout("auto", rows, down_weight, None, "none") is not None
+
+
+@functools.cache
+def _room(device: torch.device) -> int:
+    """Shared memory that a program may take; 0 where that is not known."""
+    if device.type != "cuda" or not available():
+        return 0
+    from hypic_kernels.launch import SHARED_BYTES
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return SHARED_BYTES.get(10 * major + minor, 0)
+
+
 @functools.cache
 def _all_trusted(device: torch.device, dtype: torch.dtype, widths: tuple[int, int], kind: Kind) -> bool:
     into = [(kind, True, widths[0], each) for each in layouts(kind, dtype)]
     back: list[tuple[Kind, bool, int, Layout]] = [("none", False, widths[1], each) for each in layouts("none", dtype)]
     products = [_product_variant(device, dtype, *each) for each in [*into, *back]]
+    if dtype.itemsize == 2 and _room(device) >= LARGE_BYTES:
+        is_trusted(_product_variant(device, dtype, "none", False, widths[1], LARGE))  # what it says is asked later
     return all(map(is_trusted, products))
 
 
@@ -231,7 +252,7 @@ def _product_variant(
 
 def _layout(backend: Backend, x: Tensor, weight: Tensor, tokens: Tensor | None, kind: Kind) -> Layout | None:
     """How the kernel is laid out; ``None`` where the reference is taken."""
-    layout = choose(len(x) if tokens is None else len(tokens), len(weight), kind, x.dtype)
+    layout = choose(len(x) if tokens is None else len(tokens), len(weight), kind, x.dtype, _room(x.device))
     variant = _product_variant(x.device, x.dtype, kind, tokens is not None, x.shape[1], layout)
     takes_kernel = _are_readable(x, weight) and _takes_kernel(backend, (x, weight), variant)
     return layout if takes_kernel else None
@@ -270,29 +291,36 @@ def combine(
     shared: Tensor | None = None,
     x: Tensor | None = None,
     gate: Tensor | None = None,
+    residual: Tensor | None = None,
     backend: Backend = "auto",
 ) -> Tensor:
     """``out[n] = sum_j weights[n, j] rows[places[n, j]] + sigmoid(x[n] . gate) shared[n]``: ``[N, D]``, as ``rows``.
 
     ``weights [N, k]``; ``shared [N, D]`` or none; ``gate [D']`` with ``x [N, D']``, or none, and then the shared
-    expert counts whole. Sums are float32.
+    expert counts whole. Sums are float32, rounded once; ``residual [N, D]``, of the type of ``rows``, is added to that.
 
     Raises:
         ExpertsError: shapes do not fit, or a gate is given without inputs or without a shared expert.
     """
-    _check_combine(rows, places, weights, shared, x, gate)
-    tensors = tuple(tensor for tensor in (rows, shared, x, gate) if tensor is not None)
+    _check_combine(rows, places, weights, shared, x, gate, residual)
+    tensors = tuple(tensor for tensor in (rows, shared, x, gate, residual) if tensor is not None)
     if not _takes_kernel(backend, tensors, Variant(rows.device, rows.dtype, places.shape[1])):
-        return reference.combine(rows, places, weights, shared, x, gate)
+        return reference.combine(rows, places, weights, shared, x, gate, residual)
     from hypic_kernels.experts import triton as kernel
 
     out = torch.empty((len(places), rows.shape[1]), dtype=rows.dtype, device=rows.device)
-    kernel.combine(rows, places, weights.contiguous(), shared, x, gate, out).run()
+    kernel.combine(rows, places, weights.contiguous(), shared, x, gate, out, residual).run()
     return out
 
 
 def _check_combine(
-    rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor | None, x: Tensor | None, gate: Tensor | None
+    rows: Tensor,
+    places: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    x: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
 ) -> None:
     num_tokens, width = len(places), rows.shape[1]
     if places.shape != weights.shape or places.numel() != len(rows) or places.dtype != torch.int32:
@@ -300,8 +328,11 @@ def _check_combine(
             f"places {list(places.shape)} {places.dtype} and weights {list(weights.shape)} must be of one shape, int32 "
             f"places of all of {len(rows)} rows."
         )
-    if shared is not None and tuple(shared.shape) != (num_tokens, width):
-        raise ExpertsError(f"shared has shape {list(shared.shape)}; it must be {[num_tokens, width]}.")
+    for name, rows_of in (("shared", shared), ("residual", residual)):
+        if rows_of is not None and tuple(rows_of.shape) != (num_tokens, width):
+            raise ExpertsError(f"{name} has shape {list(rows_of.shape)}; it must be {[num_tokens, width]}.")
+    if residual is not None and residual.dtype != rows.dtype:
+        raise ExpertsError(f"residual is {residual.dtype} and rows are {rows.dtype}; they must be of one type.")
     if gate is not None and (x is None or shared is None or tuple(x.shape) != (num_tokens, len(gate))):
         raise ExpertsError("a gate takes a shared expert and one row of inputs of its width a token.")
 

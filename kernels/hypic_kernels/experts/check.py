@@ -43,8 +43,11 @@ class Variant:
         kernel.combine(rows, places, weights, shared, x, gate, out).run()
         _, exact_places, ends = reference.scatter(x, chosen, experts)
         exact = reference.combine(x.double()[_tokens(exact_places)], exact_places, weights, shared, x, gate)
+        added = torch.full_like(x, torch.nan)
+        kernel.combine(rows, places, weights, shared, x, gate, added, shared).run()
         wrong = float((found != chosen).sum() + (both[1] != ends).sum() + (rows[places.long()] != x[:, None]).sum())
-        return max(wrong, relative_error(found_weights, weights), relative_error(out, exact))
+        errors = relative_error(out, exact), relative_error(added, shared.double() + out.double())
+        return max(wrong, relative_error(found_weights, weights), *errors)
 
 
 def _tokens(places: torch.Tensor) -> torch.Tensor:
@@ -81,8 +84,8 @@ class GroupsVariant:
 
         generator = torch.Generator().manual_seed(4)
         logits = torch.randn(37, self.num_experts, generator=generator).to(self.device, self.dtype)
-        bias = torch.randn(self.num_experts, generator=generator) / 4
-        bias = None if self.bias_dtype is None else bias.to(self.device, self.bias_dtype)
+        drawn = torch.randn(self.num_experts, generator=generator) / 4
+        bias = None if self.bias_dtype is None else drawn.to(self.device, self.bias_dtype)
         groups, scores = (self.num_groups, self.top_groups), logits.double().sigmoid()
         _, chosen = reference.route_groups(logits.double(), bias, self.top_k, *groups, 2.5, True)
         weights = scores.new_full(chosen.shape, torch.nan, dtype=torch.float32)

@@ -23,7 +23,7 @@ def route_groups(
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()
     biased = scores if bias is None else scores + bias.to(scores.dtype)
     if num_groups > 1:
-        grouped = biased.unflatten(-1, (num_groups, -1))
+        grouped = biased.view(len(biased), num_groups, -1)
         best = _best(grouped.topk(2, dim=-1).values.sum(-1), top_groups)
         is_open = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter(1, best, True)
         biased = grouped.masked_fill(~is_open[..., None], -torch.inf).flatten(1)
@@ -85,11 +85,17 @@ def _runs(ends: Tensor) -> Iterator[tuple[int, slice]]:
 
 
 def combine(
-    rows: Tensor, places: Tensor, weights: Tensor, shared: Tensor | None, x: Tensor | None, gate: Tensor | None
+    rows: Tensor,
+    places: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    x: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None = None,
 ) -> Tensor:
     dtype = torch.promote_types(rows.dtype, torch.float32)
     out = (weights.to(dtype)[..., None] * rows[places.long()].to(dtype)).sum(1)
     if shared is not None:
         factor = 1.0 if gate is None or x is None else (x.to(dtype) @ gate.to(dtype)).sigmoid()[:, None]
         out = out + factor * shared.to(dtype)
-    return out.to(rows.dtype)
+    return out.to(rows.dtype) if residual is None else residual + out.to(rows.dtype)

@@ -136,14 +136,17 @@ def _combine(
     shared: tl.tensor,
     x: tl.tensor,
     gate: tl.tensor,
+    residual: tl.tensor,
     out: tl.tensor,
     shared_pitch: tl.tensor,
     x_pitch: tl.tensor,
+    residual_pitch: tl.tensor,
     D: tl.constexpr,
     GATE_D: tl.constexpr,
     TOP_K: tl.constexpr,
     SHARED: tl.constexpr,
     GATED: tl.constexpr,
+    ADDS: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ) -> None:
@@ -164,6 +167,10 @@ def _combine(
             total += weight * tl.load(rows + place * D + channels, mask=inside, other=0.0).to(tl.float32)
         if SHARED:
             total += factor * tl.load(shared + token * shared_pitch + channels, mask=inside, other=0.0).to(tl.float32)
+        if ADDS:
+            # The sum is rounded before it is added, as in a model whose layers are apart.
+            total = total.to(out.dtype.element_ty).to(tl.float32)
+            total += tl.load(residual + token * residual_pitch + channels, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + token * D + channels, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -215,15 +222,17 @@ def combine(
     x: Tensor | None,
     gate: Tensor | None,
     out: Tensor,
+    residual: Tensor | None = None,
 ) -> Launch:
     width, gate_width = rows.shape[1], 0 if gate is None else len(gate)
     is_gated = gate is not None and x is not None
     arguments = (
         rows, places, weights, rows if shared is None else shared, rows if x is None else x,
-        rows if gate is None else gate, out, 0 if shared is None else shared.stride(0), 0 if x is None else x.stride(0),
+        rows if gate is None else gate, rows if residual is None else residual, out,
+        *(0 if each is None else each.stride(0) for each in (shared, x, residual)),
     )  # fmt: skip
     constants = {
         "D": width, "GATE_D": gate_width, "TOP_K": places.shape[1], "SHARED": shared is not None, "GATED": is_gated,
-        "BLOCK_D": min(1024, _padded(width)), "BLOCK_G": _padded(max(gate_width, 2)),
+        "ADDS": residual is not None, "BLOCK_D": min(1024, _padded(width)), "BLOCK_G": _padded(max(gate_width, 2)),
     }  # fmt: skip
     return Launch(_combine, (len(places),), arguments, constants, 4)

@@ -120,8 +120,9 @@ def gated_group_norm(
 ) -> Tensor:
     """``rms(x) * weight * sigmoid(gate)``, the norm over each of ``num_groups`` equal parts of the last axis.
 
-    ``x, gate [N, size]``, rows of any pitch, the result in the type of ``gate``; ``weight [size]``. ``silu``: the gate's
-    activation is silu. ``gates_first``: the norm is of ``x`` times the gate. Computed in float32 and rounded once.
+    ``x, gate [N, size]``, rows of any pitch, the result in the type of ``gate``; ``weight [size]``. With ``silu``
+    that is the gate's activation; with ``gates_first`` the norm is of ``x`` times the gate. Computed in float32,
+    rounded once.
 
     Raises:
         PointwiseError: shapes do not fit, or rows do not lie side by side.
@@ -152,7 +153,9 @@ def _check_heads(x: Tensor, weight: Tensor | None, cos: Tensor | None, sin: Tens
         cos.shape != sin.shape or len(cos) != len(x) or 2 * cos.shape[1] > x.shape[2] or cos.stride() != sin.stride()
         or cos.stride(-1) != 1 or cos.dtype != sin.dtype
     ):  # fmt: skip
-        raise PointwiseError(f"cos {list(cos.shape)} and sin {list(sin.shape)} must be alike, [N, R], of {list(x.shape)}.")
+        raise PointwiseError(
+            f"cos {list(cos.shape)} and sin {list(sin.shape)} must be alike, [N, R], of {list(x.shape)}."
+        )
 
 
 def _check(x: Tensor, other: Tensor | None, name: str) -> None:

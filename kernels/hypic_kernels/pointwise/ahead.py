@@ -22,8 +22,9 @@ def launches(*, every: bool) -> Iterator[tuple[str, Launch]]:
             for residual in (None, x):
                 yield f"add_rms_norm {size} {dtype}", kernel.add_rms_norm(x, residual, weight, 1e-6, True, x, x)
             yield f"silu_mul {size} {dtype}", kernel.silu_mul(x, x, x)
-            yield f"gated_group_norm {size} {dtype}", heading.gated_group_norm(
-                x.float(), x, weight, 1, 1e-6, False, False, x
+            yield (
+                f"gated_group_norm {size} {dtype}",
+                heading.gated_group_norm(x.float(), x, weight, 1, 1e-6, False, False, x),
             )
     for width in (128,) if not every else (64, 80, 128, 256):
         for dtype in dtypes:

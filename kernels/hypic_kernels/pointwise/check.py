@@ -89,9 +89,12 @@ class HeadsVariant:
     def measure(self) -> float:
         from hypic_kernels.pointwise import heading as kernel
 
-        wide = _random(self.device, self.dtype, 2 * self.num_heads * self.size, 0).unflatten(-1, (2, self.num_heads, -1))
-        x, angles = wide[:, 1], _random(self.device, torch.float32, 2 * max(self.num_turned, 1), 1)
-        weight = None if self.weight_dtype is None else _random(self.device, self.weight_dtype, self.size, 2)[0].contiguous()
+        wide = _random(self.device, self.dtype, 2 * self.num_heads * self.size, 0)
+        x = wide.view(len(wide), 2, self.num_heads, -1)[:, 1]
+        angles = _random(self.device, torch.float32, 2 * max(self.num_turned, 1), 1)
+        weight = (
+            None if self.weight_dtype is None else _random(self.device, self.weight_dtype, self.size, 2)[0].contiguous()
+        )
         cos, sin = (None, None) if self.angle_dtype is None else angles.to(self.angle_dtype).chunk(2, dim=1)
         out = torch.full(x.shape, torch.nan, dtype=x.dtype, device=x.device)
         kernel.heads(x, weight, 1e-5, self.is_zero_centred, cos, sin, out).run()

@@ -41,7 +41,7 @@ def heads(
         first, second = value[..., :half], value[..., half : 2 * half]
         turned = (first * along - second * across, second * along + first * across)
         value = torch.cat([*turned, value[..., 2 * half :]], dim=-1)
-    return value.to(x.dtype)
+    return value.to(x.dtype).contiguous()
 
 
 def gated_group_norm(
@@ -50,6 +50,6 @@ def gated_group_norm(
     """Equal parts of the last axis normed, times weight, with the gate's activation before or behind; rounded once."""
     opened = F.silu(wide(gate)) if silu else wide(gate).sigmoid()
     value = wide(x) * opened if gates_first else wide(x)
-    grouped = value.unflatten(-1, (num_groups, -1))
+    grouped = value.view(*value.shape[:-1], num_groups, -1)
     normed = (grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + eps)).flatten(-2) * wide(weight)
     return (normed if gates_first else normed * opened).to(gate.dtype)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hypic_apps.bench import command
-from hypic_apps.cli.errors import InputError
+from hypic_apps.bench import command, parallel_command, parallel_runs
+from hypic_apps.cli.errors import CommandError, InputError
 
 
 def test_fleets_are_simulated_without_a_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,9 +28,38 @@ def test_two_workers_are_measured_and_checked(tmp_path: Path, capsys: pytest.Cap
     arguments += ["--runs", "2", "--uneven", "6", "--seeds", "2", "--memory", "128MiB", "--device", "cpu"]
     saved = tmp_path / "result.json"
     assert command.main([*arguments, "--save", str(saved)]) == 0
-    result = json.loads(saved.read_text())
-    assert result["checked"][0]["same_token"] and result["checked"][0]["entries_differ_by"] < 1e-3
-    assert [record["workers"] for record in result["even"]] == [1, 2]
-    assert all(record["ttft_ms_p50"] > record["combine_ms"] > 0 for record in result["even"])
-    assert result["uneven"][0]["ratio_p50"] > 0
-    assert "entries differ by" in capsys.readouterr().out
+    (run,) = json.loads(saved.read_text())["runs"]
+    checked = run["checked"][0]
+    assert checked["same_tokens"] and checked["is_right"] and checked["entries_differ_by"] < 1e-3
+    assert checked["segments"] == 4 and checked["same_tokens_repeated"] and checked["repeated_differ_by"] == 0.0
+    assert [record["workers"] for record in run["even"]] == [1, 2]
+    assert all(record["ttft_ms_p50"] > record["combine_ms"] > 0 for record in run["even"])
+    assert run["uneven"][0]["ratio_p50"] > 0
+    assert run["fetched"][0]["entries_fetched"] == 6 and run["fetched"][0]["gb_per_s"] > 0
+    assert run["carriers"] == ["gloo"]
+    assert "entries equal bit by bit" in capsys.readouterr().out
+
+
+def test_workers_that_differ_are_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the comparison finds wrong ends the command with an error, after all was saved; as does a geometry that
+    cannot be measured, after the others were."""
+    from tests.checkpoints import qwen
+
+    sound, saved = parallel_command.check, tmp_path / "result.json"
+    wrong = {"equal_entries": 0, "entries_differ_by": 0.5, "is_right": False}
+    monkeypatch.setattr(parallel_command, "check", lambda *args: {**sound(*args), **wrong})
+    good, broken = qwen(tmp_path / "model"), tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "none of ours"}')
+    arguments = ["parallel", "--geometry", f"{broken},{good}", "--counts", "1,2", "--shapes", "4x32", "--runs", "1"]
+    arguments += ["--uneven", "0", "--memory", "128MiB", "--device", "cpu", "--save", str(saved)]
+    with pytest.raises(CommandError, match="broken: .*none of ours"):
+        command.main(arguments)
+    runs = json.loads(saved.read_text())["runs"]
+    assert "error" in runs[0] and "error" not in runs[1] and len(runs[1]["even"]) == 2
+    with pytest.raises(CommandError, match="do not give what one gives"):
+        parallel_command._demand_sound({"runs": runs[1:]})
+
+
+def test_a_budget_ends_repetitions_and_leaves_one_of_each() -> None:
+    assert parallel_runs.Clock.of(-1.0).is_over and not parallel_runs.Clock.of(None).is_over

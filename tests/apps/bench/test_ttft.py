@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -215,11 +216,18 @@ def test_a_peer_that_cannot_be_had_is_said_to_be_missing(
     assert list(by_arm(result)) == ["warm"]
 
 
+HOST = (
+    r"host: ([\d.]+) ms before .*, ([\d.]+) ms waiting .*, ([\d.]+) ms from there to the token \(medians of 5 requests"
+)
+
+
 def test_a_profile_names_rooms_and_operators(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "deep" / "profile.txt"
     bench(capsys, "--arms", "warm", "--runs", "1", "--profile", str(file), "--profile-arm", "full")
     text = file.read_text()
     assert text.startswith("full, 2 x 48 + 8 tokens") and "wall time" in text
+    before, waited, after = map(float, re.search(HOST, text).groups())  # type: ignore[union-attr]
+    assert before > 0 and waited >= 0 and after > 0
     for room in ("attention", "experts", "norms", "projections", "linear: lift", "linear: scan", "linear: convolution"):
         assert f"\n{room} " in text
     assert "aten::mm" in text

@@ -20,8 +20,11 @@ from hypic.engine import calibrate, lending, worker
 from hypic.engine.engine import Engine
 from hypic.engine.parallel import listener, wire
 from hypic.engine.parallel.messages import Beat, Entry
+from hypic.engine.parallel.packing import digest
 
 Run = Callable[..., Any]
+# What each step of a slow worker takes longer.
+SLOW_S = 1.5
 
 
 class Faults:
@@ -29,6 +32,13 @@ class Faults:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.file = folder / str(rank)
+
+    def holds(self, name: str) -> bool:
+        """Whether a fault is asked for that stays until it is asked for no more."""
+        try:
+            return self.file.read_text() == name
+        except OSError:
+            return False
 
     def strikes(self, *names: str) -> str:
         """The name of the fault if it is one of these and asked for now; it is asked for once."""
@@ -59,6 +69,7 @@ def _inject(faults: Faults) -> None:
     _wrap(Engine, "settle", lambda: faults.strikes("kill-settle") and die())
     _wrap(listener._Session, "_greeted", lambda: faults.strikes("kill-greet") and die())
     _wrap(Engine, "step", lambda: faults.strikes("hang-step") and time.sleep(1000))
+    _wrap(Engine, "step", lambda: time.sleep(SLOW_S) if faults.holds("slow") else None)
     _wrap(lending.Lending, "want", lambda: faults.strikes("stop") and os.kill(os.getpid(), signal.SIGSTOP))
     _replies(faults)
     _sends(faults)
@@ -83,20 +94,24 @@ def _replies(faults: Faults) -> None:
 
     def faulty(session: Any, answer: listener.Answer) -> None:
         message = answer.message
-        if not isinstance(message, Entry) or answer.data is None:
+        if not isinstance(message, Entry):
             return sound(session, answer)
         asked = faults.strikes("lost", "nan", "short", "generation", "key", "huge", "garbage", "kill-send", "kill-sent")
+        if not asked:
+            return sound(session, answer)
+        message, data = answer.entry()
         if asked == "lost":
             return None
         if asked == "nan":
-            words = answer.data.data.view(torch.float64)
+            words = data.view(torch.float64)
             words[: len(words) // 2] = float("nan")
+            message = replace(message, digest=digest(data))
         if asked == "short":
-            answer = replace(answer, message=replace(message, tensors=message.tensors[1:]))
+            message = replace(message, tensors=message.tensors[1:])
         if asked == "generation":
-            answer = replace(answer, message=replace(message, generation=message.generation + 1))
+            message = replace(message, generation=message.generation + 1)
         if asked == "key":
-            answer = replace(answer, message=replace(message, key="00" * 32))
+            message = replace(message, key="00" * 32)
         if asked == "huge":
             session.wire.send(replace(message, num_bytes=2**50))
             return None
@@ -106,7 +121,7 @@ def _replies(faults: Faults) -> None:
         if asked == "kill-send":
             session.wire.send(replace(message, digest=0))  # the bytes never come
             die()
-        sound(session, answer)
+        session.transport.send(session.wire, message, data)
         if asked == "kill-sent":
             die()
         return None

@@ -9,14 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from hypic.config import EngineConfig
 from hypic.engine import starting, workers
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.router import Router
 from hypic.engine.sizing import Need
 from hypic.engine.store.image import EntryImage, export
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Policy, SamplingParams
 from tests.engine.harness import live, seg
@@ -121,6 +124,16 @@ def running(folder: Path, num_workers: int, setup: workers.Setup = ENCODING, **c
         yield found
     finally:
         started.close()
+
+
+@contextmanager
+def misbehaving(folder: Path, faults: Path, setup: workers.Setup, **changes: object) -> Iterator[Running]:
+    """Two workers, the second of which does what is asked for in ``faults``: see ``faulty_worker``."""
+    sound = workers.settings_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "settings_of", lambda *args: {**sound(*args), "seed_folder": str(faults)})
+        with running(folder, 2, replace(setup, entry="tests.engine.parallel.faulty_worker"), **changes) as engine:
+            yield engine
 
 
 def until(holds: Callable[[], object], timeout_s: float = 60.0) -> None:

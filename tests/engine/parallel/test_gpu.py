@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypic.engine.payload import difference
+from hypic.engine.parallel.liveness import Times
+from hypic.engine.payload import _all_finite, difference
 from hypic.engine.sizing import Need
 from tests.checkpoints import qwen
-from tests.engine.parallel.running import ENCODING, Running, cold_prompt, running
+from tests.engine.parallel.running import ENCODING, Running, cold_prompt, misbehaving, running, until
 
 pytestmark = pytest.mark.gpu
 GPU = {"device": "cuda", "kernels": "off", "graphs": False, "memory": "256MiB"}
 SETUP = replace(ENCODING, planner="round-robin")
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 
 def carriers(engine: Running) -> set[str]:
@@ -41,9 +43,36 @@ def test_two_workers_of_one_gpu_read_each_others_memory(tmp_path: Path, monkeypa
     compared(qwen(tmp_path / "model"), 2, "ipc")
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@needs_two
 def test_two_gpus_exchange_over_nccl(tmp_path: Path) -> None:
     compared(qwen(tmp_path / "model"), 2, "nccl")
+
+
+@needs_two
+def test_a_worker_dies_on_another_gpu(tmp_path: Path) -> None:
+    """Once with an entry announced whose bytes never come: the transfer that waits for them is given up."""
+    folder = qwen(tmp_path / "model")
+    prompts = {"kill-send": cold_prompt(11), "kill-step": cold_prompt(12)}
+    with running(folder, 1, **GPU) as alone:
+        expected = {fault: alone.ask(prompt)[0] for fault, prompt in prompts.items()}
+    with misbehaving(folder, tmp_path, replace(SETUP, times=Times(pause_s=0.05)), **GPU) as engine:
+        for fault, prompt in prompts.items():
+            until(lambda: engine.workers.peers.ready() == 1)
+            assert carriers(engine) == {"nccl"}
+            (tmp_path / "1").write_text(fault)
+            assert engine.ask(prompt)[0] == expected[fault]
+            until(lambda: not (tmp_path / "1").exists())
+        assert engine.leaked() == Need() and engine.workers.peers.counts.fell_back > 0
+
+
+def test_what_is_not_finite_is_found_where_it_lies() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        sound = {"a": torch.randn(300, 7, device="cuda").to(dtype), "b": torch.randn(5, device="cuda")}
+        assert _all_finite(sound)
+        for strange in (float("nan"), float("inf")):
+            broken = sound["a"].clone()
+            broken[299, 6] = strange
+            assert not _all_finite({**sound, "a": broken})
 
 
 def test_entries_go_through_the_host_if_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

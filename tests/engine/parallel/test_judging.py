@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +15,17 @@ import torch
 from torch import Tensor
 
 from hypic.engine.parallel.caller import Caller, Self
-from hypic.engine.parallel.listener import Answer, Listener
-from hypic.engine.parallel.messages import Hello, Refused, Want
+from hypic.engine.parallel.listener import Answer, Asked, Listener
+from hypic.engine.parallel.messages import Hello, Refused, Want, Wants
+from hypic.engine.parallel.view import View
 from hypic.engine.payload import difference
-from hypic.engine.peers import Peers
 from hypic.engine.segment import Identity
 from hypic.engine.storage import StorageForm
 from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart
+from hypic.engine.trust import Trust
 
 NUM_HEADS = 4
+COST = {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "scale": 1.0}
 SMALL = 1e-3
 
 
@@ -78,21 +79,24 @@ def test_other_shapes_and_parts_are_infinitely_far() -> None:
 
 @pytest.mark.parametrize(("found", "state"), [((0.0, 0.0, 1.0, 0.0), "refused"), ((0.0, 1.0, SMALL, 0.0), "trusted")])
 def test_a_peer_that_keeps_other_heads_is_judged(found: Sequence[float], state: str) -> None:
-    known, reports = SimpleNamespace(state="asked"), []
-    peers: Any = object.__new__(Peers)
-    peers._canary = SimpleNamespace(image=image(with_norms(0.0, 1.0, 0.0, 0.0), SMALL))
-    peers._drop_below, peers._layout = SMALL, SimpleNamespace(dtype=torch.float32)
-    peers._lock, peers.view = threading.RLock(), SimpleNamespace(get=lambda *peer: known)
-    peers._report = lambda *said: reports.append(said)
-    peers._judge((1, 1), image(with_norms(*found), SMALL))
-    assert known.state == state and len(reports) == (state == "refused")
+    reports: list[object] = []
+    canary: Any = SimpleNamespace(image=image(with_norms(0.0, 1.0, 0.0, 0.0), SMALL))
+    view = View()
+    view.meet([Hello(1, 1, 9, "h", 1, "cpu", "f", COST)])
+    trust = Trust(canary, torch.float32, SMALL, view, lambda *said: reports.append(said))
+    assert trust.due(0.0, {1}) == []  # it is not connected
+    view.becomes((1, 1), "connected")
+    assert trust.due(0.0, {2}) == [] and trust.due(0.0, {1}) == [(1, 1)] and trust.due(0.0, {1}) == []
+    trust.settle((1, 1), trust.apart(image(with_norms(*found), SMALL)))
+    assert view.peers[1].state == state and len(reports) == (state == "refused")
 
 
 class Refusing:
     """Answers everything with a refusal."""
 
-    def want(self, ask: tuple[int, int], want: Want, reply: Callable[[Answer], None]) -> None:
-        reply(Answer(Refused(want.nonce, want.generation, "no")))
+    def want(self, asked: Sequence[Asked]) -> None:
+        for one in asked:
+            one.reply(Answer(Refused(one.want.nonce, one.want.generation, "no")))
 
     def cancel(self, ask: tuple[int, int]) -> None: ...
 
@@ -125,7 +129,7 @@ def test_a_connection_on_which_anything_breaks_is_closed(caplog: pytest.LogCaptu
     try:
         with caplog.at_level(logging.ERROR, logger="hypic"):
             caller = Caller(me(0), Hello(1, 1, 1, "127.0.0.1", listener.port, "cpu", "f", {}), owner)
-            caller.send(Want(1, 1, "ab", (1,), 8))
+            caller.send(Wants((Want(1, 1, "ab", (1,), 8),)))
             assert "could not be taken in" in owner.lost_for.get(timeout=20)
     finally:
         listener.close()

@@ -12,7 +12,7 @@ import pytest
 from hypic.engine import inspect
 from hypic.engine.engine import Engine
 from hypic.engine.lending import Lending
-from hypic.engine.parallel.listener import Answer
+from hypic.engine.parallel.listener import Answer, Asked
 from hypic.engine.parallel.messages import Entry, Refused, Want
 from hypic.engine.segment import CachedSegment
 from tests.checkpoints import qwen, random_ids
@@ -32,8 +32,9 @@ def want(engine: Running, nonce: int, expires_s: float | None, seed: int) -> Wan
 
 def lent(engine: Running, asked: Want) -> Entry | Refused:
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-    Lending(engine.started.loop, 1).want((1, asked.nonce), asked, answers.put)
-    return answers.get(timeout=60).message
+    Lending(engine.started.loop, 1).want([Asked((1, asked.nonce), asked, answers.put)])
+    answer = answers.get(timeout=60)
+    return answer.message if answer.lease is None else answer.entry()[0]
 
 
 def held(engine: Running, asked: Want) -> CachedSegment | None:

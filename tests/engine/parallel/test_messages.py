@@ -7,14 +7,18 @@ import socket
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hypic.engine.parallel import messages, wire
-from hypic.engine.parallel.messages import Beat, Entry, Greet, Hello, Refused, Roster, Want, decode, encode
+from hypic.engine.parallel.codec import decode, encode
+from hypic.engine.parallel.liveness import Times, longest_s
+from hypic.engine.parallel.messages import Beat, Entry, Greet, Hello, Refused, Roster, Want, Wants
 from hypic.engine.parallel.packing import digest, pack, unpack
 from hypic.engine.parallel.view import View
-from hypic.engine.parallel.wants import Pending, Wants
+from hypic.engine.parallel.wants import Patience, Pending
+from hypic.engine.parallel.wants import Wants as Table
 from hypic.engine.segment import CachedSegment
 from hypic.engine.speech import result_of, result_to_json, task_of, task_to_json
 from hypic.errors import PromptTooLong, StoreCorrupt, WorkerLost
@@ -26,6 +30,7 @@ EXAMPLES = [
     Roster(({"rank": 1},)),
     Greet(0, 1, 2, 3, "gloo", "cpu", "file:/x"),
     Want(1, 2, "ab", (1, 2, 3), 8, None, "name", None),
+    Wants((Want(1, 2, "ab", (1, 2, 3), 8), Want(2, 2, "cd", (), 8, "n"))),
     Entry(1, 2, "ab", (("linear.0.tail", "float32", (3, 4)),), 64, 5, 0.1, False),
     Refused(1, 2, "no"),
 ]
@@ -42,6 +47,8 @@ def test_a_message_comes_as_it_was_sent(message: messages.Message) -> None:
         b"", b"null", b"[]", b'["Want"]', b'["os.system",{}]', b'["Stop",{"x":1}]', b'["Abort",{"id":7}]', b"\xff\xfe",
         b'["Beat",{"rank":true,"generation":1,"number":1,"queued_s":0.1}]', b'["Abort",{}]', b"[" * 100_000,
         b'["Want",{"nonce":1,"generation":1,"key":"a","ids":["x"],"seam":1}]',
+        b'["Wants",{"items":[7]}]', b'["Wants",{"items":[{"nonce":1,"generation":1,"key":"a","ids":[true],"seam":1}]}]',
+        b'["Wants",{"items":[{"nonce":1}]}]', b'["Stop",[]]',
     ],
 )  # fmt: skip
 def test_what_is_no_message_is_refused(data: bytes) -> None:
@@ -165,13 +172,13 @@ def test_any_flipped_bit_and_any_swap_changes_the_digest() -> None:
     assert digest(data[:-1]) != whole and digest(data.clone()) == whole
 
 
-def pending(nonce: int, peer: tuple[int, int], deadline_s: float) -> Pending:
-    entry = CachedSegment(b"k" * 32, (1, 2), __import__("numpy").zeros(1, dtype=int), (), 0, 0, 0)
-    return Pending(nonce, entry, peer, False, 0.0, 1.0, deadline_s)
+def pending(nonce: int, peer: tuple[int, int], predicted_s: float, late: float = 1.0) -> Pending:
+    entry = CachedSegment(b"k" * 32, (1, 2), np.zeros(1, dtype=int), (), 0, 0, 0)
+    return Pending(nonce, entry, peer, False, 0.0, predicted_s, 0, late)
 
 
 def test_only_the_process_that_was_asked_may_answer_and_only_once() -> None:
-    wants = Wants()
+    wants = Table()
     wants.add(pending(1, (3, 7), 10.0))
     assert wants.find(1, (3, 8)) is None and wants.find(1, (2, 7)) is None and wants.find(2, (3, 7)) is None
     assert wants.find(1, (3, 7)) is not None
@@ -179,19 +186,55 @@ def test_only_the_process_that_was_asked_may_answer_and_only_once() -> None:
 
 
 def test_deadlines_and_lost_peers_take_wants_out() -> None:
-    wants = Wants()
+    wants = Table()
     for nonce in range(4):
         wants.add(pending(nonce, (nonce % 2, 1), float(nonce)))
-    assert [p.nonce for p in wants.overdue(1.0)] == [0, 1]
+    assert [p.nonce for p in wants.overdue(4.0, Patience(), lambda peer: "silent")] == [0, 1]
     assert [p.nonce for p in wants.of((1, 1))] == [3] and len(wants) == 1
+
+
+def test_who_works_is_waited_for_longer_than_who_is_silent() -> None:
+    patience, punctual, late = Patience(4.0, 1.0, 60.0), pending(1, (1, 1), 2.0), pending(2, (1, 1), 2.0, late=3.0)
+    assert [patience.seconds(punctual, life) for life in ("silent", "idle", "at work")] == [8.0, 8.0, 60.0]
+    assert [patience.seconds(late, life) for life in ("silent", "idle", "at work")] == [8.0, 24.0, 96.0]
+    assert patience.seconds(pending(3, (1, 1), 1e-3), "idle") == 1.0
+
+
+def test_a_view_knows_how_its_peers_are_and_how_late_they_were() -> None:
+    view = View()
+    view.meet([Hello(1, 1, 9, "h", 1, "cpu", "f", COST)])
+    assert view.life((1, 1), 0.0) == "idle" and view.life((1, 1), 10.0) == "silent" == view.life((1, 2), 0.0)
+    view.heard(Beat(1, 1, 1, 0.0, busy_s=5.0, scale=2.0), now=10.0)
+    assert view.life((1, 1), 11.0) == "at work" and view.peers[1].encode.scale == 2.0
+    view.heard(Beat(1, 1, 2, 0.0, scale=float("nan")), now=11.0)
+    assert view.life((1, 1), 11.0) == "idle" and view.peers[1].encode.scale == 2.0
+    for _ in range(30):
+        view.came(1, 1, predicted_s=1.0, seconds=5.0)
+    assert view.peers[1].late == pytest.approx(5.0, rel=0.01)
+    for _ in range(30):
+        view.came(1, 1, predicted_s=1e-3, seconds=0.2)  # so short that it is no measure
+    assert view.peers[1].late == pytest.approx(1.0, rel=0.01)
+
+
+def test_silence_and_a_step_without_end_are_death_and_slowness_is_not() -> None:
+    times, hello = Times(silence_s=10.0, hang_s=60.0), Hello(1, 1, 9, "h", 1, "cpu", "f", {**COST, "token_s": 0.01})
+    usual_s = longest_s(hello, Beat(1, 1, 1, 0.0))
+    assert (
+        usual_s == pytest.approx(8 * (0.01 + 4096 * 0.01))
+        and longest_s(hello, Beat(1, 1, 1, 0.0, scale=3.0)) == 3 * usual_s
+    )
+    assert not times.fault(9.0, 50.0, 1.0) and not times.fault(0.0, usual_s - 1, usual_s)
+    assert "heard" in times.fault(11.0, 0.0, usual_s) and "one step" in times.fault(0.0, 61.0, 1.0)
+    with pytest.raises(WorkerLost, match="worker 1"):
+        longest_s(Hello(1, 1, 9, "h", 1, "cpu", "f", {}), Beat(1, 1, 1, 0.0))
 
 
 def test_a_view_knows_generations_and_lets_failing_peers_rest() -> None:
     view = View()
     view.meet([Hello(1, 1, 9, "h", 1, "cpu", "f", COST)])
     view.peers[1].state = "trusted"
-    view.heard(1, 1, 2.0, ["a", "b"], [], now=0.0)
-    view.heard(1, 2, 9.0, ["z"], [], now=0.0)
+    view.heard(Beat(1, 1, 1, 2.0, ("a", "b")), now=0.0)
+    view.heard(Beat(1, 2, 1, 9.0, ("z",)), now=0.0)
     assert view.holders("a", [1]) == {1} and view.holders("z", [1]) == set()
     assert view.members(0.5)[0].queued_s == pytest.approx(1.5)
     view.promised(1, 5.0, now=1.0)
@@ -208,7 +251,7 @@ def test_a_view_knows_generations_and_lets_failing_peers_rest() -> None:
 def test_requests_and_answers_travel_whole() -> None:
     from dataclasses import replace
 
-    from hypic.engine.engine import Task
+    from hypic.engine.task import Task
     from hypic.types import CacheReport, Completion, Policy, SamplingParams, SegmentReport, TokenLogprob, Usage
     from tests.engine.harness import few_segments
 

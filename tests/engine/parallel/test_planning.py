@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hypic.engine.parallel.assign import PLANNERS, Job, Member, longest_first, makespan_s, round_robin
-from hypic.engine.parallel.cost import EncodeCost, EntrySize, LinkCost, from_json, to_json
+from hypic.engine.parallel.assign import PLANNERS, Job, Member, elsewhere, longest_first, makespan_s, round_robin
+from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, EntrySize, LinkCost, Pace, from_json, to_json
 from hypic.engine.parallel.simulate import Fleet, Trace, cold_request_s, lengths, play, uneven_ratio
 
 ENCODE = EncodeCost(step_s=0.016, token_s=2e-5, pair_s=2e-10)
@@ -45,6 +45,29 @@ def test_a_cost_follows_what_is_observed_and_no_single_outlier() -> None:
             from_json(broken)
 
 
+def test_a_pace_follows_steps_of_segments_and_no_others() -> None:
+    pace = Pace(ENCODE)
+    pace.ran([500, 500], 800, 9.0)  # most of it is a request's own
+    assert pace.cost == ENCODE and pace.last_s > 0
+    truth_s = 3 * (ENCODE.seconds(8) + 2 * ENCODE.marginal_s(500))
+    pace.ran([500, 500], 8, truth_s)
+    assert 1.5 < pace.cost.scale < 2.0  # the first counts as much as the measurement at the start
+    for _ in range(20):
+        pace.ran([500, 500], 8, truth_s)
+    assert pace.cost.scale == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_link_is_what_its_first_transfer_shows_and_follows_the_others() -> None:
+    large = 143 * 2**20
+    fast = UNMEASURED_LINK.observed(large, large / 1e11)
+    assert fast.seconds(large) == pytest.approx(large / 1e11)
+    for _ in range(40):
+        fast = fast.observed(large, large / 5e10)
+    assert fast.seconds(large) == pytest.approx(large / 5e10, rel=0.01)
+    assert fast.observed(large, 100.0).seconds(large) < 3 * fast.seconds(large)  # one slow transfer is no slow link
+    assert UNMEASURED_LINK.observed(4096, 1e-4).seconds(4096) == pytest.approx(1e-4)
+
+
 def test_even_segments_are_spread_evenly() -> None:
     placed = longest_first(jobs(*[1024] * 16), members(4), 0)
     counts = [sum(place.rank == rank for place in placed) for rank in range(4)]
@@ -68,6 +91,8 @@ def test_queued_work_is_counted() -> None:
     busy = [Member(0, ENCODE, LINK), Member(1, ENCODE, LINK, queued_s=10.0), Member(2, ENCODE, LINK)]
     assert {place.rank for place in longest_first(jobs(*[512] * 6), busy, 0)} == {0, 2}
     assert {place.rank for place in round_robin(jobs(*[512] * 6), busy, 0)} == {0, 1, 2}
+    assert {place.rank for place in elsewhere(jobs(*[512] * 6), busy, 0)} == {1, 2}
+    assert {place.rank for place in elsewhere(jobs(512), busy[:1], 0)} == {0}
 
 
 def test_a_slow_link_keeps_work_at_home() -> None:
@@ -115,7 +140,7 @@ def test_a_fleet_of_1024_plays_a_bursty_trace() -> None:
 
 def test_round_robin_suffers_under_bursts() -> None:
     fleet = Fleet(16, ENCODE, LINK, SIZE, combine_s=0.03)
-    clever, plain = (play(fleet, Trace(200, rate_s=60.0), name) for name in PLANNERS)
+    clever, plain = (play(fleet, Trace(200, rate_s=60.0), name) for name in ("longest-first", "round-robin"))
     assert plain.percentile(0.9) > 1.4 * clever.percentile(0.9)
 
 

@@ -17,9 +17,10 @@ import pytest
 from hypic.config import EngineConfig
 from hypic.engine import shares, workers
 from hypic.engine.parallel import wire
-from hypic.engine.parallel.cost import EncodeCost
+from hypic.engine.parallel.cost import EncodeCost, Pace
+from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Beat, Hello
-from hypic.engine.parallel.supervisor import Supervisor, Times
+from hypic.engine.parallel.supervisor import Supervisor
 from hypic.engine.router import Router
 from hypic.errors import ConfigError, WorkerLost
 from tests.checkpoints import qwen
@@ -38,17 +39,58 @@ with running(Path({folder!r}), 2) as engine:
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def front_of(tmp_path: Path, script: str) -> tuple[subprocess.Popen[bytes], int, Path]:
+    """A program with a worker, the worker's process, and the only folder for temporary files that both know."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    code = script.format(path=sys.path, folder=str(qwen(tmp_path / "model")))
+    front = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    assert front.stdout is not None
+    return front, int(front.stdout.readline()), temporary
+
+
+FAILING = """
+import sys
+sys.path[:] = {path!r}
+from pathlib import Path
+from hypic.engine import starting
+from tests.engine.parallel.running import ENCODING, VOCABULARY, config
+started = starting.start(Path({folder!r}), config(2), VOCABULARY, ENCODING)
+print(started.workers.supervisor.hellos[0].pid, flush=True)
+started.workers.wait_usable(60)
+raise KeyError("a mistake")
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_workers_end_with_the_front(tmp_path: Path, how: signal.Signals) -> None:
     """The program is no module and has no guard around its main part: workers do not run it again."""
-    script = FRONT.format(path=sys.path, folder=str(qwen(tmp_path / "model")))
-    front = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert front.stdout is not None
-    pid = int(front.stdout.readline())
+    front, pid, temporary = front_of(tmp_path, FRONT)
     assert is_running(pid)
     os.kill(front.pid, how)
     front.wait(30)
     until(lambda: not is_running(pid), 30)
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_stopped_worker_ends_with_the_front(tmp_path: Path) -> None:
+    """It cannot see that its parent is gone."""
+    front, pid, _ = front_of(tmp_path, FRONT)
+    os.kill(pid, signal.SIGSTOP)
+    front.kill()
+    front.wait(30)
+    until(lambda: not is_running(pid), 10)
+
+
+def test_workers_end_with_a_program_that_fails(tmp_path: Path) -> None:
+    """Nothing closes anything: the main thread raises, others run on."""
+    front, pid, temporary = front_of(tmp_path, FAILING)
+    assert front.wait(60) == 1
+    until(lambda: not is_running(pid), 10)
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -144,7 +186,7 @@ def test_a_worker_may_leave_while_this_process_joins(tmp_path: Path, monkeypatch
         found = workers.Workers(folder, config(2), replace(ENCODING, launch=Silent, times=Times(stop_s=0.1)))
         try:
             canary = workers.Canary(None, None)  # type: ignore[arg-type]
-            alone.started.loop.call(partial(found._joined, alone.started.loop, EncodeCost(**COST), canary))
+            alone.started.loop.call(partial(found._joined, alone.started.loop, Pace(EncodeCost(**COST)), canary))
             assert told == [found._listener.port]
         finally:
             found.close()

@@ -57,7 +57,10 @@ def test_the_chosen_layout_is_measured_first(name: str) -> None:
     chosen = choose(case.dims, torch.bfloat16, case.load(chip))
     found = bench.layouts(case, chosen, torch.bfloat16, chip, is_whole=False)
     assert found[0] == chosen and len(set(found)) == len(found) > 3
-    assert all(choice.config.shared_bytes(case.dims, torch.bfloat16, chip.shared_bytes) <= chip.shared_bytes for choice in found)
+    assert all(
+        choice.config.shared_bytes(case.dims, torch.bfloat16, chip.shared_bytes) <= chip.shared_bytes
+        for choice in found
+    )
 
 
 def test_choices() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hypic_kernels.attention import HeadDims, LayoutError, default_config
-from hypic_kernels.attention.layout import HEADS, SHARED_BYTES, layouts, pieces
+from hypic_kernels.attention.layout import HEADS, SHARED_BYTES, Chip, layouts, pieces
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
@@ -14,8 +14,10 @@ from hypic_kernels.attention.layout import HEADS, SHARED_BYTES, layouts, pieces
 @pytest.mark.parametrize("heads", HEADS)
 def test_a_layout_is_found_for_every_chip(heads: str, dtype: torch.dtype, capability: int) -> None:
     dims, room = HEADS[heads], SHARED_BYTES[capability]
-    found = layouts(dims, dtype, room)
-    assert found
+    found = layouts(dims, dtype, Chip(shared_bytes=room, runs_hopper=capability == 90))
+    assert found and any(config.hopper for config in found) == (
+        capability == 90 and dtype.itemsize == 2 and heads in ("64", "128", "256", "256-none")
+    )
     for config, tile in found.items():
         assert config.shared_bytes(dims, dtype, room) <= room and config.block_m >= tile
 

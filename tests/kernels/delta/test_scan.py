@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hypic_kernels import available, interpreted
 from hypic_kernels.compose import IDENTITY, ZERO, Chains, compose
-from hypic_kernels.delta import Backend, DeltaError, ScanConfig, gated_norm, reference, scan, serves
+from hypic_kernels.delta import Backend, DeltaError, ScanConfig, can_scan, gated_norm, reference, scan
 from hypic_kernels.delta.check import NormVariant, ScanVariant
-from hypic_kernels.delta.layout import SCAN_CHUNK_SIZES, scan_candidates
+from hypic_kernels.delta.layout import SCAN_CHUNK_SIZES, scan_candidates, scan_config, scan_fits
 from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.delta.rule import SCAN_PRECISIONS, SCAN_TOLERANCE, ScanPrecision
 from hypic_kernels.delta.walk import Walk
@@ -74,7 +74,7 @@ def test_scan_equals_dense_maps(size: int, maps: str, backend: Backend) -> None:
     for name, result, exact in zip(("out", "before", "final"), found, (out, before, final[[1, 0]]), strict=True):
         assert relative_error(result, exact) < 2e-6, name
     if walk.stored is not None:
-        off = by_compose(p, replace(walk, stored=(walk.stored[0].double() * 1.001, walk.stored[1])))
+        off = by_compose(p, replace(walk, stored=(walk.stored[0].double() * 1.002, walk.stored[1])))
         assert max(map(relative_error, found[:2], off[:2])) > 2e-4
 
 
@@ -159,8 +159,8 @@ def tl_float32() -> Any:
 @needs_interpreter
 @pytest.mark.parametrize("precision, most", [("bf16x6", 1e-6), ("bf16x3", 5e-5)])
 def test_products_in_parts(precision: ScanPrecision, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens in bfloat16 and stored maps in either type, each product of parts as on a GPU. The interpreter cuts numbers
-    to bfloat16 where a GPU rounds, so that ``bf16x3`` loses a bit or two more here."""
+    """Tokens in bfloat16 and stored maps in either type, each product of parts as on a GPU. The interpreter cuts the
+    last part to bfloat16 where a GPU rounds."""
     from triton.runtime.interpreter import InterpreterBuilder
 
     plain = InterpreterBuilder.create_dot
@@ -174,7 +174,7 @@ def test_products_in_parts(precision: ScanPrecision, most: float, monkeypatch: p
             torch.device("cpu"), BF16, F32, dtypes, F32, 16, 2, 24, 40, True, precision, ScanConfig(16, 4)
         )
         error = variant.measure()
-        assert error < (most if dtypes == (F32, F32) else 1e-6)
+        assert error < most, dtypes
         assert error > 1e-6 or precision == "bf16x6" or dtypes != (F32, F32)
 
 
@@ -240,16 +240,14 @@ def test_what_does_not_fit() -> None:
         scan(*given, rule=p.rule, final_slots=torch.zeros(2, dtype=torch.int32))
 
 
-def test_what_has_no_kernel() -> None:
-    assert serves(16, 128) and not serves(16, 129) and not serves(64, 128)
-    p = Problem.random(Shape(130, 3, 1, 1, 16, (5,), padding=0))
-    chains = Chains.of([0, 1], [ZERO], [0], [0], out_index=[-1])
-    out = torch.empty(p.v.shape)
-    with pytest.raises(DeltaError, match="130"):
-        scan(*p.tokens, p.chunks, chains, None, p.states, out, rule=p.rule, backend="triton")
-    _, final = scan(*p.tokens, p.chunks, chains, None, p.states, out, rule=p.rule)
-    maps = p.lifted()
-    assert relative_error(final[0], maps.transition[0] @ p.states[0].double() + maps.end_state[0]) < 1e-5
+def test_what_the_kernel_has_no_room_for() -> None:
+    config = scan_config(128, 128)
+    assert scan_fits(16, 128, config, "bf16x3", 99 << 10) and not scan_fits(16, 128, config, "bf16x6", 99 << 10)
+    assert scan_fits(16, 128, config, "bf16x6", 227 << 10) and scan_fits(16, 128, config, "tf32x3", 227 << 10)
+    assert not scan_fits(64, 128, config, "bf16x3", 227 << 10) and not scan_fits(16, 129, config, "bf16x3", 227 << 10)
+    p = Problem.random(Shape(4, 3, 1, 2, 16, (20,)))
+    walk = Walk.random(p)
+    assert can_scan(F32, 1, p.chunks, walk.stored, walk.initial, rule=p.rule)
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------------

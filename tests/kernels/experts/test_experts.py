@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.experts import Backend, ExpertsError, combine, order, route, scatter
-from hypic_kernels.experts.check import OrderVariant, Variant
+from hypic_kernels.experts import Backend, ExpertsError, combine, order, route, route_groups, scatter
+from hypic_kernels.experts.check import GroupsVariant, OrderVariant, Variant
 from hypic_kernels.trust import relative_error
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
@@ -51,6 +51,61 @@ def test_ties_and_sick_rows(backend: Backend) -> None:
     assert chosen[0].tolist() == [0, 1, 2, 3] and weights[0].tolist() == pytest.approx([0.25] * 4)
     assert bool(weights[1].isnan().all()) and len(set(chosen[1].tolist())) == 4
     assert all(0 <= e < 10 for e in chosen[1].tolist()) and 7 not in chosen[2].tolist()
+
+
+GROUPED = [(256, 8, 8, 4), (24, 3, 4, 2), (30, 6, 1, 1), (21, 4, 7, 2), (6, 2, 3, 1), (64, 1, 1, 1)]
+by_groups = pytest.mark.parametrize(("num_experts", "top_k", "num_groups", "top_groups"), GROUPED)
+
+
+@on_both
+@by_groups
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_best_of_the_best_groups_are_chosen(
+    num_experts: int, top_k: int, num_groups: int, top_groups: int, has_bias: bool, backend: Backend
+) -> None:
+    logits, bias = draw(7, num_experts), draw(num_experts, seed=1) if has_bias else None
+    groups: dict[str, int] = {"num_groups": num_groups, "top_groups": top_groups}
+    weights, chosen = route_groups(logits, top_k, bias=bias, scale=2.5, backend=backend, **groups)  # type: ignore[arg-type]
+    size = num_experts // num_groups
+    for row in range(len(logits)):
+        scores = (1 / (1 + (-logits[row].double()).exp())).tolist()
+        biased = [s + (0.0 if bias is None else float(bias[e])) for e, s in enumerate(scores)]
+        worth = [sum(sorted(biased[g * size : (g + 1) * size])[-2:]) for g in range(num_groups)]
+        opened = sorted(range(num_groups), key=lambda g: -worth[g])[:top_groups]
+        best = sorted((e for e in range(num_experts) if e // size in opened), key=lambda e: -biased[e])[:top_k]
+        total = sum(scores[e] for e in best)
+        assert chosen[row].tolist() == best
+        assert weights[row].tolist() == pytest.approx([2.5 * scores[e] / total for e in best], rel=1e-5)
+    plain, _ = route_groups(logits, top_k, bias=bias, renormalise=False, backend=backend, **groups)
+    assert relative_error(plain / plain.sum(1, keepdim=True) * 2.5, weights.double()) < 1e-6
+
+
+@on_both
+def test_ties_and_sick_rows_of_groups(backend: Backend) -> None:
+    logits = torch.zeros(3, 12)
+    logits[1, 4] = float("nan")
+    logits[2, 7] = float("-inf")
+    weights, chosen = route_groups(logits, 4, num_groups=3, top_groups=2, backend=backend)
+    assert chosen[0].tolist() == [0, 1, 2, 3] and weights[0].tolist() == pytest.approx([0.25] * 4)
+    assert bool(weights[1].isnan().all()) and len(set(chosen[1].tolist())) == 4
+    assert all(0 <= e < 12 for e in chosen[1].tolist()) and 7 not in chosen[2].tolist()
+
+
+def test_groups_that_cannot_be() -> None:
+    logits = torch.zeros(2, 12)
+    for wrong in ({"num_groups": 5}, {"num_groups": 12}, {"num_groups": 3, "top_groups": 4}, {"num_groups": 6},
+                  {"bias": torch.zeros(11)}):  # fmt: skip
+        with pytest.raises(ExpertsError):
+            route_groups(logits, 3, **wrong)
+
+
+@pytest.mark.gpu
+@by_groups
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_groups_on_a_gpu(dtype: torch.dtype, num_experts: int, top_k: int, num_groups: int, top_groups: int) -> None:
+    for bias_dtype in (None, F32, dtype):
+        variant = GroupsVariant(torch.device("cuda"), dtype, bias_dtype, num_experts, top_k, num_groups, top_groups)
+        assert variant.measure() <= variant.tolerance
 
 
 @on_both
@@ -103,6 +158,9 @@ def test_rows_are_added_up(num: int, width: int, top_k: int, kind: str, backend:
     assert relative_error(combine(rows, places, weights, backend=backend, **given), exact) < 1e-5
     wrong = combine(rows, places, weights * 1.01, backend=backend, **given)
     assert relative_error(wrong, exact) > 1e-3
+    residual = draw(num, 2 * width, seed=6)[:, :width]
+    added = combine(rows, places, weights, residual=residual, backend=backend, **given)
+    assert relative_error(added, exact + residual) < 1e-5
 
 
 def test_what_does_not_fit_is_said() -> None:

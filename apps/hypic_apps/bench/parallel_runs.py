@@ -1,0 +1,116 @@
+"""Cold requests timed: even ones by number of workers, uneven ones by planner, and entries that are only fetched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hypic.engine.parallel.simulate import lengths
+from hypic_apps.bench.parallel import Cold, Rig
+from hypic_apps.bench.records import percentile
+
+SIGMA = 0.8
+Record = dict[str, Any]
+Told = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """No further repetition is begun after ``until_s``, but each measurement has one."""
+
+    until_s: float
+
+    @classmethod
+    def of(cls, budget_s: float | None) -> Clock:
+        return cls(float("inf") if budget_s is None else time.monotonic() + budget_s)
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.until_s
+
+
+def even(rig: Rig, nums: Sequence[int], shape: tuple[int, int], runs: int, clock: Clock, told: Told) -> list[Record]:
+    """Segments of one length, by number of workers."""
+    records: list[Record] = []
+    for num_workers in nums:
+        told(f"{num_workers} workers, {shape[0]} x {shape[1]:,}")
+        rig.use(num_workers)
+        found = list[Cold]()
+        for run in range(-1, runs):
+            cold = rig.cold(rig.documents([shape[1]] * shape[0], 100 + run))
+            found += [cold] if run >= 0 else []
+            if found and clock.is_over:
+                break
+        record = _record(num_workers, shape, found)
+        first = records[0] if records else record
+        records.append({**record, "speedup": first["ttft_ms_p50"] / record["ttft_ms_p50"]})
+    return records
+
+
+def _record(num_workers: int, shape: tuple[int, int], found: Sequence[Cold]) -> Record:
+    carry_s, came_bytes = sum(c.carry_s for c in found), sum(c.came_bytes for c in found)
+    return {
+        **{"workers": num_workers, "segments": shape[0], "segment_tokens": shape[1], "runs": len(found)},
+        "ttft_ms_p50": _ms([c.ttft_s for c in found]),
+        "ttft_ms_p90": _ms([c.ttft_s for c in found], 90),
+        "dispatch_ms": _ms([c.plan_s for c in found]),
+        "own_ms": _ms([c.own_s for c in found]),
+        "wait_ms": _ms([c.wait_s for c in found]),
+        "exchange_ms": _ms([c.carry_s / max(num_workers - 1, 1) for c in found]),
+        "combine_ms": _ms([c.combine_s for c in found]),
+        "entries_sent": percentile([c.num_came for c in found], 50),
+        "encoded_again": sum(c.num_again for c in found),
+        "link_gb_per_s": came_bytes / carry_s / 1e9 if carry_s else None,
+    }
+
+
+def uneven(
+    rig: Rig, num_workers: int, mean_tokens: int, count: int, seeds: int, clock: Clock, told: Told
+) -> Record:  # fmt: skip
+    """Lognormal segments: round robin's time over longest-first's, median over seeds."""
+    ratios, times = [], {"longest-first": list[float](), "round-robin": list[float]()}
+    for seed in range(seeds):
+        told(f"{num_workers} workers, {count} uneven segments, seed {seed}")
+        tokens = lengths(np.random.default_rng(seed), count, mean_tokens, SIGMA)
+        for planner, found in times.items():
+            rig.use(num_workers, planner)
+            found.append(rig.cold(rig.documents(tokens, 1000 + seed)).ttft_s)
+        ratios.append(times["round-robin"][-1] / times["longest-first"][-1])
+        if clock.is_over:
+            break
+    return {
+        **{"workers": num_workers, "segments": count, "mean_tokens": mean_tokens, "sigma": SIGMA},
+        **{"seeds": len(ratios), **{f"{name}_ms_p50": _ms(found) for name, found in times.items()}},
+        "ratio_p50": percentile(ratios, 50),
+    }
+
+
+def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: Clock, told: Told) -> Record:
+    """Entries that lie on other workers: what the links carry when nothing has to be encoded."""
+    told(f"{num_workers} workers, {shape[0]} x {shape[1]:,} fetched")
+    spent, rates, nums = list[float](), list[float](), list[int]()
+    for run in range(runs):
+        documents = rig.documents([shape[1]] * shape[0], 500 + run)
+        rig.use(num_workers, "elsewhere")  # both times the same segments of the same worker
+        rig.ask(documents)
+        rig.forget_here()
+        before, began_s = rig.counts, time.monotonic()
+        spent.append(rig.ask(documents)[0])
+        after = rig.counts
+        nums.append(after.fetched - before.fetched)
+        rates.append((after.came_bytes - before.came_bytes) / max(after.last_came_s - began_s, 1e-9) / 1e9)
+        rig.forget()
+        if clock.is_over:
+            break
+    return {
+        **{"workers": num_workers, "segments": shape[0], "segment_tokens": shape[1], "runs": len(spent)},
+        **{"entries_fetched": percentile(nums, 50), "ttft_ms_p50": _ms(spent), "gb_per_s": percentile(rates, 50)},
+    }
+
+
+def _ms(seconds: Sequence[float], percent: int = 50) -> float:
+    return 1e3 * percentile(seconds, percent)

@@ -1,0 +1,279 @@
+"""Runs: chains of long rows alone, whose state a kernel carries itself, in rounds; beside chains that are composed.
+
+On a CPU the kernel's reference runs, so what is proved here is the planning: which chains are runs, which rows stand in
+which round, from which state each begins, and that what they fold is what the plain engine would have folded. Truth is
+the float64 reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
+from hypic.engine.kernel_batch import Geometry, packed
+from hypic.engine.kernel_plan import Round
+from hypic.engine.layers import linear_kernels, linear_runs
+from hypic.engine.run_arrays import RunRow, rows_of, run_arrays, runs_of
+from hypic.engine.runner import geometry_of, path_of
+from hypic.errors import NonFiniteOutput
+from tests.engine.harness import TOLERANCE, Bench, Checkpoints, Pieces, live, relative, seg
+
+LIMIT = TOLERANCE["float32"]
+CPU = torch.device("cpu")
+MODELS = ["qwen", "qwen-wide", "qwen-conv-2", "qwen-linear"]
+Noted = list[tuple[Round, ...]]
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def row(num_tokens: int, snapshot: int | None = None, fold: FoldInto | None = None) -> RowLink:
+    return RowLink([0] * num_tokens, 0, np.arange(num_tokens), snapshot, fold)
+
+
+def chain(*links: RowLink | InteriorLink, initial: int = 0, final: int = 1) -> Chain:
+    return Chain(links, np.arange(8), initial, final)
+
+
+INTERIOR = InteriorLink(7, 2, 40, 3)
+
+
+def test_runs_are_chains_of_long_rows_alone() -> None:
+    long, short, warm, encode = chain(row(48)), chain(row(47)), chain(row(90), INTERIOR), chain(row(8), row(88))
+    chains = [short, long, warm, encode, chain(row(8), row(87))]
+    assert runs_of(chains, 0) == (1, 3)
+    assert runs_of(chains, 144) == (1, 3) and runs_of(chains, 145) == () and runs_of(chains, None) == ()
+
+
+def test_rows_between_which_nothing_is_kept_are_one() -> None:
+    fold = FoldInto(5, 6, 0)
+    links = chain(row(3), row(4), row(5, snapshot=9), row(6), row(7, fold=fold), row(8, fold=fold), row(2), row(1))
+    assert rows_of(links, 100) == [
+        RunRow(100, 12, None, (9,)),
+        RunRow(112, 6, None, ()),
+        RunRow(118, 7, fold, ()),
+        RunRow(125, 8, fold, ()),
+        RunRow(133, 3, None, (1,)),
+    ]
+    assert rows_of(chain(row(3), row(4, snapshot=9)), 0) == [RunRow(0, 7, None, (9, 1))]
+
+
+def test_rounds_take_a_row_of_every_run_folds_first() -> None:
+    first = chain(row(70, snapshot=9), row(3), initial=4, final=11)
+    second = chain(row(8), row(130, fold=FoldInto(5, 6, 64)), row(1), initial=0, final=12)
+    third = chain(row(8), row(60, fold=FoldInto(7, 8, 0)), initial=0, final=13)
+    found, counts = run_arrays([first, second, third], [10, 100, 300])
+    assert [tuple(count) for count in counts] == [(0, 0, False), (190, 4, True), (0, 0, False)]
+    arrays = {name: values.tolist() for name, values in found.items()}
+    assert arrays["run0_initial"] == [4, 0, 0] and arrays["run0_cu_seqlens"] == [0, 70, 78, 86]
+    assert arrays["run0_tokens"] == [*range(10, 80), *range(100, 108), *range(300, 308)]
+    assert (arrays["run0_write_places"], arrays["run0_write_slots"]) == ([0], [9])
+    assert arrays["run1_initial"] == [1, 2, 0] and arrays["run1_cu_seqlens"] == [0, 130, 190, 193]
+    assert arrays["run1_tokens"] == [*range(108, 238), *range(308, 368), 80, 81, 82]
+    assert arrays["run1_chunk_indices"] == [[0, 0], [0, 1], [0, 2], [1, 0], [2, 0]]
+    assert arrays["run1_chunk_offsets"] == [0, 3, 4, 5]
+    assert (arrays["run1_fold_states"], arrays["run1_fold_transitions"]) == ([5, 7], [6, 8])
+    assert (arrays["run1_write_places"], arrays["run1_write_slots"]) == ([1, 2], [13, 11])
+    assert arrays["run2_initial"] == [0] and arrays["run2_tokens"] == [238]
+    assert (arrays["run2_write_places"], arrays["run2_write_slots"]) == ([0], [12])
+
+
+def test_maps_are_planned_of_the_other_chains_alone() -> None:
+    geometry = Geometry(4, True, False, min_run_tokens=0)
+    decode, run = chain(row(1), initial=3, final=3), chain(row(100), final=4)
+    warm = chain(row(8), INTERIOR, row(20), final=5)
+    made = packed([decode, run, warm], geometry)
+    tokens = [0, *range(101, 129)]
+    assert len(made.rounds) == 1
+    chunks = made.found["chunks"]
+    assert sorted(chunks[chunks < 129].tolist()) == tokens and chunks.shape[1] == 16
+    assert chunks.reshape(-1)[made.found["token_chunks"]].tolist() == tokens
+    assert made.found["initial_slots"].tolist() == [3, 0] and made.found["write_slots"].tolist() == [3, 5]
+    recorded = packed([decode, run, warm], geometry, [0, 0, 0])
+    assert not recorded.rounds
+    assert not any(name.startswith("run") for name in recorded.found)
+
+
+def test_the_path_of_entries_says_what_computed_them(checkpoints: Checkpoints) -> None:
+    model = checkpoints.runner("qwen", "float32").model
+    geometry = geometry_of(model, model.layout, "on", CPU)
+    assert geometry is not None and geometry.min_run_tokens == 0 and path_of(geometry, CPU) == "kernels on cpu"
+    assert path_of(geometry, torch.device("cuda")) == "kernels and fla on cuda"
+    decaying = checkpoints.runner("minimax", "float32").model
+    other = geometry_of(decaying, decaying.layout, "on", CPU)
+    assert other is not None and other.min_run_tokens is None
+    assert path_of(other, torch.device("cuda")) == "kernels on cuda"
+
+
+# -- steps against the reference ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
+    """The rounds of every layer's call."""
+    found: Noted = []
+    sound = linear_kernels.run_rounds
+
+    def run_rounds(mixer: Any, tokens: Any, rounds: Sequence[Round], *rest: Any) -> None:
+        found.append(tuple(rounds))
+        sound(mixer, tokens, rounds, *rest)
+
+    monkeypatch.setattr(linear_kernels, "run_rounds", run_rounds)
+    yield found
+
+
+def long_segments() -> Pieces:
+    """Segments around chunks' borders, one of them twice, two too short to be runs, and long live text."""
+    lengths = (100, 137, 72, 200, 100, 20)
+    pieces = [live(75, 1, ends=True), *(seg(length, length) for length in lengths)]
+    return [*pieces, live(70, 2)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_cold_and_warm_prompts_equal_the_reference(name: str, checkpoints: Checkpoints, noted: Noted) -> None:
+    bench, pieces = Bench(checkpoints.runner(name, "float32"), kernels="on"), long_segments()
+    cold, warm = bench.ask(pieces, max_tokens=4), bench.ask(pieces, max_tokens=4)
+    expected = checkpoints.expected(name, pieces, generated=cold.ids[:-1])
+    assert cold.error_to(expected) < LIMIT and warm.error_where_run(expected) < LIMIT
+    assert max(round.rows.num_folds for rounds in noted for round in rounds) == 3, "others are too short"
+    bench.assert_sound()
+
+
+@pytest.mark.parametrize("max_step_tokens", [64, 150, 300])
+@pytest.mark.parametrize("name", ["qwen", "qwen-wide"])
+def test_interiors_in_pieces_equal_the_reference(
+    name: str, max_step_tokens: int, checkpoints: Checkpoints, noted: Noted
+) -> None:
+    bench = Bench(checkpoints.runner(name, "float32"), kernels="on", max_step_tokens=max_step_tokens)
+    pieces = [live(3, 1), seg(400, 5), seg(530, 6), live(90, 2)]
+    first, other = bench.add(pieces, max_tokens=2), bench.add([live(200, 3), seg(90, 4), live(60, 7)], max_tokens=2)
+    bench.run()
+    assert first.error_to(checkpoints.expected(name, pieces, generated=first.ids[:-1])) < LIMIT
+    assert other.is_over and any(round.is_continued for rounds in noted for round in rounds)
+
+
+@pytest.mark.parametrize("name", ["qwen", "qwen-linear"])
+def test_entries_of_runs_are_those_of_plain_steps(name: str, checkpoints: Checkpoints, noted: Noted) -> None:
+    loaded, pieces = checkpoints.runner(name, "float32"), long_segments()
+    for max_step_tokens in (8192, 100):
+        benches = [Bench(loaded, kernels=kernels, max_step_tokens=max_step_tokens) for kernels in ("on", "off")]
+        for bench in benches:
+            bench.ask(pieces)
+        for piece in (seg(100, 100), seg(137, 137), seg(200, 200), seg(20, 20)):
+            found, expected = (bench.contents(piece) for bench in benches)
+            assert max(relative(found[name], expected[name]) for name in expected) < LIMIT
+    assert noted
+
+
+def test_a_conversation_of_long_turns_from_snapshots(checkpoints: Checkpoints, noted: Noted) -> None:
+    loaded, pieces = checkpoints.runner("qwen", "float32"), [live(90, 1, ends=True)]
+    bench = Bench(loaded, kernels="on")
+    for turn in range(3):
+        pieces = [*pieces, live(60, 10 + turn, ends=True), live(55, 20 + turn, ends=True)]
+        answer = bench.ask([*pieces, live(2, 3)], max_tokens=2)
+        expected = checkpoints.expected("qwen", [*pieces, live(2, 3)], generated=answer.ids[:-1])
+        assert answer.error_where_run(expected) < LIMIT
+    assert max(len(rounds) for rounds in noted) > 1 and bench.engine.store.stats.num_entries > 3
+
+
+@pytest.mark.parametrize("name", ["qwen"])
+def test_runs_stand_beside_composed_and_decoded_chains(name: str, checkpoints: Checkpoints, noted: Noted) -> None:
+    bench = Bench(checkpoints.runner(name, "float32"), kernels="on", max_step_tokens=260)
+    prompts = [
+        [seg(90, 5), live(4, 6)],
+        [live(300, 1)],
+        [live(9, 8), seg(90, 5), seg(120, 9), live(70, 7)],
+        [live(80, 2, ends=True), live(64, 3, ends=True), live(50, 4)],
+    ]
+    mixed = 0
+    answers = [bench.add(prompts[0], max_tokens=12)]
+    bench.step()
+    answers += [bench.add(pieces, max_tokens=3) for pieces in prompts[1:]]
+    while bench.engine.has_work:
+        bench.step()
+        plan = bench._last()[0].kernels
+        assert plan is not None
+        mixed += bool(plan.rounds) and len(plan.chunks) > 0
+    for pieces, answer in zip(prompts, answers, strict=True):
+        expected = checkpoints.expected(name, pieces, generated=answer.ids[:-1])
+        assert answer.error_where_run(expected) < LIMIT
+    assert mixed > 1 and noted
+    bench.assert_sound()
+
+
+def test_a_run_that_breaks_breaks_alone(checkpoints: Checkpoints, noted: Noted) -> None:
+    loaded = checkpoints.runner("qwen", "float32")
+    bench, good, bad = Bench(loaded, kernels="on", max_step_tokens=260), live(200, 1), live(190, 2)
+    sound, broken = bench.add([good], max_tokens=3), bench.add([bad], max_tokens=3)
+    bench.step()
+    running = bench.engine.scheduler.running[bench.id_of(broken)]
+    assert running.held is not None
+    for states in bench.pool.states:
+        states[running.held.state_slot] = torch.nan
+    bench.run()
+    assert isinstance(broken.error, NonFiniteOutput) and noted
+    assert sound.error_to(checkpoints.expected("qwen", [good], generated=sound.ids[:-1])) < LIMIT
+    bench.assert_sound()
+
+
+# -- what must show ----------------------------------------------------------------------------------------------------
+
+Spoil = Callable[[pytest.MonkeyPatch], None]
+
+
+def _spoiled_maps(spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Spoil:
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        sound = linear_runs._write_maps
+
+        def faulty(round: Round, transitions: Tensor, before: Tensor, *rest: Any) -> None:
+            sound(round, *spoil(transitions, before), *rest)
+
+        patch.setattr(linear_runs, "_write_maps", faulty)
+
+    return inject
+
+
+def _spoiled_rounds(spoil: Callable[[int, Round], Round]) -> Spoil:
+    def inject(patch: pytest.MonkeyPatch) -> None:
+        sound = linear_kernels.run_rounds
+
+        def faulty(mixer: Any, tokens: Any, rounds: Sequence[Round], *rest: Any) -> None:
+            sound(mixer, tokens, [spoil(number, round) for number, round in enumerate(rounds)], *rest)
+
+        patch.setattr(linear_kernels, "run_rounds", faulty)
+
+    return inject
+
+
+SPOILED: dict[str, Spoil] = {
+    "from-zero-for-identity": _spoiled_maps(lambda transitions, before: (transitions * 0, before)),
+    "seam-dropped": _spoiled_maps(lambda transitions, before: (transitions, before * 0)),
+    "round-shifted": _spoiled_rounds(lambda n, round: replace(round, initial=round.initial.roll(1)) if n else round),
+    "done-forgotten": _spoiled_rounds(lambda n, round: replace(round, is_continued=False)),
+    "state-not-kept": _spoiled_rounds(
+        lambda n, round: replace(round, write_slots=round.write_slots[:0], write_places=round.write_places[:0])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["qwen"])
+@pytest.mark.parametrize(
+    ("fault", "max_step_tokens"),
+    [(fault, 150 if fault in ("done-forgotten", "state-not-kept") else 8192) for fault in SPOILED],
+)
+def test_a_fault_in_runs_shows(
+    name: str, fault: str, max_step_tokens: int, checkpoints: Checkpoints, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = [*long_segments()[:-1], seg(300, 8), live(70, 2)]
+    SPOILED[fault](monkeypatch)
+    bench = Bench(checkpoints.runner(name, "float32"), kernels="on", max_step_tokens=max_step_tokens)
+    answer = bench.add(pieces)
+    bench.run()
+    assert noted and (answer.error or answer.error_to(checkpoints.expected(name, pieces)) > 100 * LIMIT)
