@@ -29,9 +29,11 @@ def _result(name: str, launch: Any, capability: int, room: int) -> dict[str, obj
 
 
 def _launches(operation: str, every: bool, capability: int, room: int) -> Iterable[tuple[str, Any]]:
-    """Names and launches; attention's layouts depend on the chip."""
+    """Names and launches; attention's layouts depend on the chip, and experts' on its shared memory."""
     module = importlib.import_module(f"hypic_kernels.{operation}.ahead")
-    about = {"chip": module.chip_of(capability, room)} if operation == "attention" else {}
+    about: dict[str, Any] = {"room": room} if operation == "experts" else {}
+    if operation == "attention":
+        about = {"chip": module.chip_of(capability, room)}
     found: Iterable[tuple[str, Any]] = module.launches(every=every, **about)
     return found
 

@@ -18,6 +18,7 @@ from hypic.engine.engine import Engine, Task, Vocabulary
 from hypic.engine.rehearsal import rehearse
 from hypic.engine.runner import Runner
 from hypic.types import SamplingParams
+from hypic_kernels import delta
 from tests.engine.faults import FAULTS, cases
 from tests.engine.harness import (
     POLICY,
@@ -61,6 +62,27 @@ def test_cold_warm_and_decoded_rows_equal_the_reference(
     assert cold.error_to(expected) < LIMIT and warm.error_where_run(expected) < LIMIT
     assert set(cold.outcomes) == {"encoded", "live"} and set(warm.outcomes) == {"hit", "live"}
     bench.assert_sound()
+
+
+def test_only_steps_that_encode_lift_every_chunk(
+    everywhere: Callable[[str], Checkpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short rows between stored maps are scanned; chunks have maps where interiors are folded from them."""
+    called: list[str] = []
+    for name in ("lift", "scan"):
+        whole = getattr(delta, name)
+
+        def noted(*given: Any, name: str = name, whole: Callable[..., Any] = whole, **named: Any) -> Any:
+            called.append(name)
+            return whole(*given, **named)
+
+        monkeypatch.setattr(delta, name, noted)
+    bench, pieces = Bench(everywhere("cpu").runner("qwen", "float32"), kernels="on"), many_segments()
+    bench.ask(pieces)
+    assert "lift" in called
+    called.clear()
+    bench.ask(pieces)
+    assert set(called) == {"scan"}
 
 
 @pytest.mark.parametrize("device", DEVICES)

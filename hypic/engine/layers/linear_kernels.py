@@ -78,7 +78,7 @@ def _fused(
     if plan.rounds:
         assert isinstance(mixer, RunMixer), "runs were planned for a layer that has no kernel for them"
         return _with_runs(mixer, projected, plan, pool, layer)
-    if isinstance(mixer, ScanningMixer) and plan.folds is None:
+    if isinstance(mixer, ScanningMixer) and plan.folds is None and not plan.gathers:
         outputs = mixer.scan_rows(projected, plan, pool, layer)
         if outputs is not None:
             return outputs

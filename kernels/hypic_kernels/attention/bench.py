@@ -133,6 +133,20 @@ class Workload:
         p, stored = self.problem, (self.keys[layer], self.values[layer])
         kernel.attend(p.q, *stored, plan, p.cos, p.sin, p.scale, self.out, p.dims, config, scratch)
 
+    def launch_times(self, plan: Plan, config: Config, repeats: int) -> dict[str, float]:
+        """Microseconds of every launch of a call, each by itself."""
+        from hypic_kernels.attention import launching as kernel
+
+        p, found = self.problem, {}
+        layers = [
+            list(kernel.launches(p.q, *stored, plan, p.cos, p.sin, p.scale, self.out, p.dims, config))
+            for stored in zip(self.keys, self.values, strict=True)
+        ]
+        for launches in zip(*layers, strict=True):
+            time_s = replayed_s([launch.run for launch in launches], repeats)
+            found[launches[0].kernel.fn.__name__.strip("_")] = round(time_s * 1e6, 1)
+        return found
+
     def run_sdpa(self, layer: int, chains: Sequence[Gathered]) -> None:
         p = self.problem
         latent = p.dims.value_dim if p.dims.is_latent else 0
@@ -228,7 +242,7 @@ def layouts(case: Case, chosen: Choice, dtype: torch.dtype, chip: Chip, is_whole
     found = [chosen._replace(num_lanes=number) for number in (chosen.num_lanes, 2 * chosen.num_lanes)]
     by_hand = hopper_config(case.dims, dtype, tile)
     if by_hand is not None and chip.runs_hopper:
-        found += [chosen._replace(config=by_hand._replace(num_stages=number)) for number in (1, 2, 3)]
+        found.append(chosen._replace(config=by_hand))
     near = [plain, plain._replace(turns_once=case.dims.rotary_dim > 0), plain._replace(block_n=32, num_stages=4)]
     for other, config in [(tile, config) for config in near] + candidates(case.dims, dtype):
         is_near = config.block_m == plain.block_m and not config.turns_once
@@ -263,6 +277,8 @@ def rows(case: Case, dtype: torch.dtype, peak: Peak, repeats: int, is_whole: boo
         named = {"name": "chosen" if choice == chosen else "attend", "tile": choice.tile, "lanes": choice.num_lanes}
         named |= {"parts": len(plan.part_tile)}
         yield {**named, "config": list(choice.config), **measured(work, run, exact, repeats)}
+        if choice == chosen:
+            yield {"name": "launches of it", "call_us": work.launch_times(plan, choice.config, repeats)}
 
 
 def main(words: Sequence[str]) -> int:

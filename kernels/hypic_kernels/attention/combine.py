@@ -12,9 +12,9 @@ from hypic_kernels.attention.jit import jit
 from hypic_kernels.attention.plan import Plan
 from hypic_kernels.launch import Launch
 
-PARTS_AT_ONCE = 16
-CHANNELS_AT_ONCE = 64
-"""Of one row: few rows have many parts, and many rows are programs enough."""
+PARTS_AT_ONCE = 64
+CHANNELS_AT_ONCE = 32
+"""Both of one row of few: they have many parts, and programs must be enough. Many rows have few parts each."""
 
 
 @jit
@@ -52,8 +52,10 @@ def _combine(
             here = start + tl.arange(0, BLOCK_P)
             places = rows + here.to(tl.int64) * (TILE * HEADS)
             log = tl.load(logs + places, mask=here < number, other=-float("inf"))
-            inside = (log > -float("inf"))[:, None] & (channels < V)[None, :]
+            inside = (here < number)[:, None] & (channels < V)[None, :]
             part = tl.load(parts + places[:, None] * V + channels[None, :], mask=inside, other=0.0)
+            # A part that has seen nothing was not written: what lies there is anything, NaN too.
+            part = tl.where((log > -float("inf"))[:, None], part, 0.0)
             higher = tl.maximum(top, tl.max(log, 0))
             shift = tl.where(higher == -float("inf"), 0.0, higher)
             shrink, share = tl.exp2(top - shift), tl.exp2(log - shift)

@@ -155,7 +155,6 @@ def _attend(
     BLOCK_C: gl.constexpr,
     TILE: gl.constexpr,
     WARPS: gl.constexpr,
-    ORDER: gl.constexpr,
 ) -> None:
     """One part of a tile, ``HEADS`` heads that share a key."""
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [WARPS, 1], [1, 0])
@@ -182,23 +181,10 @@ def _attend(
     chains = gl.arange(0, BLOCK_C, gl.SliceLayout(1, COPY))
     before = gl.sum(gl.load(lengths + chains, mask=(chains < chain) & (chains < num_chains), other=0), 0)
 
-    # Queries.
-    places = gl.arange(0, BLOCK_M, gl.SliceLayout(1, COPY))
-    within = block % num_blocks * HEADS + places % HEADS
-    valid = (places < count * HEADS) & (within < GROUP)
-    token = gl.where(valid, first + places // HEADS, 0).to(gl.int64)
-    positions = gl.load(token_positions + token, mask=valid, other=0)
-    asked = gl.allocate_shared_memory(keys.dtype.element_ty, [BLOCK_M, WIDTH], SHARED)
-    q_rows = token * q_stride + (key_head * GROUP + within) * q_head_stride
-    _store_queries(q, q_rows, valid, positions, cos, sin, asked, HALF, WIDTH, COPY)
-
     places = gl.arange(0, BLOCK_M, ROWS)
     within = block % num_blocks * HEADS + places % HEADS
     valid = (places < count * HEADS) & (within < GROUP)
     token = gl.where(valid, first + places // HEADS, 0).to(gl.int64)
-    # Keys up to the last that a row sees, in this part; those before `clear` every row sees.
-    last = gl.minimum(gl.load(token_positions + token, mask=valid, other=2147483646), stop - 1)
-    clear = gl.min(last, 0) + 1
     head = key_head * GROUP + within
 
     key_places = gl.allocate_shared_memory(keys.dtype.element_ty, [2, BLOCK_N, WIDTH], SHARED)
@@ -227,6 +213,19 @@ def _attend(
         _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(1), TURNED, WIDTH, COPY)
         async_copy.commit_group()
         following = gl.load(slots + gl.minimum(offsets + 2 * BLOCK_N, stop - 1))
+
+        # Queries while keys are on their way.
+        rows = gl.arange(0, BLOCK_M, gl.SliceLayout(1, COPY))
+        q_heads = block % num_blocks * HEADS + rows % HEADS
+        is_asking = (rows < count * HEADS) & (q_heads < GROUP)
+        q_token = gl.where(is_asking, first + rows // HEADS, 0).to(gl.int64)
+        positions = gl.load(token_positions + q_token, mask=is_asking, other=0)
+        asked = gl.allocate_shared_memory(keys.dtype.element_ty, [BLOCK_M, WIDTH], SHARED)
+        q_rows = q_token * q_stride + (key_head * GROUP + q_heads) * q_head_stride
+        _store_queries(q, q_rows, is_asking, positions, cos, sin, asked, HALF, WIDTH, COPY)
+        # Keys up to the last that a row sees, in this part; those before `clear` every row sees.
+        last = gl.minimum(gl.load(token_positions + token, mask=valid, other=2147483646), stop - 1)
+        clear = gl.min(last, 0) + 1
         async_copy.wait_group(1)
         fence_async_shared()
         scores = warpgroup_mma(asked, key_places.index(0).permute((1, 0)), empty, use_acc=False, is_async=True)
@@ -242,22 +241,13 @@ def _attend(
             slot = following
             index = gl.minimum(here - begin + BLOCK_N + offsets, stop - 1)
             key_rows, ready_rows = slot.to(gl.int64) * key_stride, index.to(gl.int64) * ready_stride
-            if ORDER == 1:
-                _copy_values(values, value_rows, value_places.index(1 - side), VALUE, COPY)
-                _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(side), TURNED, WIDTH, COPY)
-                async_copy.commit_group()
             next_scores = warpgroup_mma(
                 asked, key_places.index(1 - side).permute((1, 0)), empty, use_acc=False, is_async=True
             )
-            if ORDER == 2:
-                _copy_values(values, value_rows, value_places.index(1 - side), VALUE, COPY)
-                _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(side), TURNED, WIDTH, COPY)
-                async_copy.commit_group()
+            _copy_values(values, value_rows, value_places.index(1 - side), VALUE, COPY)
+            _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(side), TURNED, WIDTH, COPY)
+            async_copy.commit_group()
             sums = warpgroup_mma(weights, value_places.index(side), acc, is_async=True)
-            if ORDER == 3:
-                _copy_values(values, value_rows, value_places.index(1 - side), VALUE, COPY)
-                _copy_keys(keys, key_rows, ready, ready_rows, key_places.index(side), TURNED, WIDTH, COPY)
-                async_copy.commit_group()
             following = gl.load(slots + gl.minimum(here - begin + 2 * BLOCK_N + offsets, stop - 1))
             scores = warpgroup_mma_wait(1, [next_scores])
             next_weights, top, total, shrink = _weigh(scores, top, total, last, here, clear, scale, BLOCK_N, SCORES)

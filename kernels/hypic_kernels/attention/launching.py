@@ -129,7 +129,7 @@ def _by_hand(
         "KEY_HEADS": key_heads, "GROUP": dims.group, "HEADS": config.num_heads(plan.tile, dims.group),
         "HALF": dims.half, "WIDTH": dims.key_dim, "VALUE": dims.value_dim, "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n, "BLOCK_C": triton.next_power_of_2(len(plan.starts)), "TILE": plan.tile,
-        "WARPS": config.num_warps, "ORDER": config.num_stages,
+        "WARPS": config.num_warps,
     }  # fmt: skip
     return Launch(hopper._attend, grid, without_key_positions, constants, config.num_warps)
 

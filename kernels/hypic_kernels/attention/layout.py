@@ -103,7 +103,7 @@ class Config(NamedTuple):
     are needed, 2 while those before them are used, and 3 loads addresses ahead too. ``precision`` of products of
     float32 numbers: as they are, or three TF32 products on matrix units; 16-bit numbers do not need it.
     ``turns_once``: keys are turned in a launch of their own, into a scratch, not by every tile that reads them.
-    ``hopper``: the kernel of ``hopper.py``, of which ``num_stages`` says where copies are sent off.
+    ``hopper``: the kernel of ``hopper.py``, which has two stages always.
     """
 
     block_m: int

@@ -19,13 +19,13 @@ from torch import Tensor
 from hypic_kernels import available, interpreted
 from hypic_kernels.experts import reference
 from hypic_kernels.experts.check import GroupsVariant, OrderVariant, ProductVariant, Variant
-from hypic_kernels.experts.layout import Kind, Layout, choose, fits, layouts
+from hypic_kernels.experts.layout import LARGE, LARGE_BYTES, Kind, Layout, choose, fits, is_many, layouts
 from hypic_kernels.trust import Variant as Trusted
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
     "Backend", "ExpertsError", "Layout", "Ordered", "Scattered", "choose", "combine", "down", "fits", "gate_up",
-    "multiplies", "order", "route", "route_groups", "scatter",
+    "multiplies", "multiplies_many", "order", "route", "route_groups", "scatter",
 ]  # fmt: skip
 
 Backend = Literal["auto", "triton", "reference"]
@@ -216,11 +216,31 @@ def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: b
     return _all_trusted(x.device, x.dtype, widths, "silu" if is_gated else "relu2")
 
 
+def multiplies_many(rows: Tensor, down_weight: Tensor) -> bool:
+    """Whether ``down`` of so many rows is a kernel here that torch's grouped product does not beat."""
+    if not is_many(len(rows), len(down_weight), "none", rows.dtype, _room(rows.device)):
+        return False
+    return _may_take_kernel((rows, down_weight)) and _layout("auto", rows, down_weight, None, "none") is not None
+
+
+@functools.cache
+def _room(device: torch.device) -> int:
+    """Shared memory that a program may take; 0 where that is not known."""
+    if device.type != "cuda" or not available():
+        return 0
+    from hypic_kernels.launch import SHARED_BYTES
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return SHARED_BYTES.get(10 * major + minor, 0)
+
+
 @functools.cache
 def _all_trusted(device: torch.device, dtype: torch.dtype, widths: tuple[int, int], kind: Kind) -> bool:
     into = [(kind, True, widths[0], each) for each in layouts(kind, dtype)]
     back: list[tuple[Kind, bool, int, Layout]] = [("none", False, widths[1], each) for each in layouts("none", dtype)]
     products = [_product_variant(device, dtype, *each) for each in [*into, *back]]
+    if dtype.itemsize == 2 and _room(device) >= LARGE_BYTES:
+        is_trusted(_product_variant(device, dtype, "none", False, widths[1], LARGE))  # what it says is asked later
     return all(map(is_trusted, products))
 
 
@@ -232,7 +252,7 @@ def _product_variant(
 
 def _layout(backend: Backend, x: Tensor, weight: Tensor, tokens: Tensor | None, kind: Kind) -> Layout | None:
     """How the kernel is laid out; ``None`` where the reference is taken."""
-    layout = choose(len(x) if tokens is None else len(tokens), len(weight), kind, x.dtype)
+    layout = choose(len(x) if tokens is None else len(tokens), len(weight), kind, x.dtype, _room(x.device))
     variant = _product_variant(x.device, x.dtype, kind, tokens is not None, x.shape[1], layout)
     takes_kernel = _are_readable(x, weight) and _takes_kernel(backend, (x, weight), variant)
     return layout if takes_kernel else None

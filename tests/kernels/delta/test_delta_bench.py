@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hypic_kernels.delta import bench
+from hypic_kernels import available, interpreted
+from hypic_kernels.delta import ScanConfig, bench
 from hypic_kernels.delta.bench import Bench, Case, _ReadWork, lifted
 from hypic_kernels.delta.layout import lift_candidates
+from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.trust import relative_error
 
 SMALL = Bench(num_k_heads=1, num_v_heads=2, key_dim=16, value_dim=16, device="cpu")
@@ -36,3 +38,19 @@ def test_a_wrong_result_is_seen_and_not_timed() -> None:
     assert "time_s" not in result and "wrong" in result["fault"]
     row = bench.row("lift", Case("warm", (8,), 16, 1), "ieee", lift_candidates(16, 16, 16)[0], 10, result)
     assert "bytes_per_s" not in row and row["num_tokens"] == 8
+
+
+@pytest.mark.skipif(not (available() and interpreted()), reason="runs kernels on CPU tensors")
+def test_both_ways_through_a_layer_are_the_same() -> None:
+    from hypic_kernels.delta.bench_layer import Layer, dense, scanned
+
+    problem = Problem.random(Shape(16, 16, 1, 2, 16, (8, 8, 16), padding=0))
+    layer = Layer.of(problem, 2)
+    exact = layer.exact()
+    for way in (dense, scanned("tf32x3", ScanConfig(16, 4))):
+        layer.poison()
+        for run in way(layer).values():
+            run()
+        assert max(layer.errors(exact).values()) < 1e-6
+    layer.final.mul_(1.001)
+    assert layer.errors(exact)["state_error"] > 1e-4

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hypic_kernels import available, interpreted
+from hypic_kernels import available, experts, interpreted
 from hypic_kernels.experts import Backend, ExpertsError, choose, down, fits, gate_up, layout
 from hypic_kernels.experts.check import ProductVariant
 from hypic_kernels.experts.layout import Config, Kind, Layout
@@ -142,6 +142,10 @@ def test_layouts_follow_the_number_of_rows() -> None:
         for dtype in (F32, BF16):
             for rows in (0, 1, 7, 33, 255, 256, 1000, 2048, 5000, 100_000):
                 assert choose(rows, 256, kind, dtype) in layout.layouts(kind, dtype)
+    large = choose(65536, 256, "none", BF16, 227 << 10)
+    assert large == layout.LARGE != choose(65535, 256, "none", BF16, 227 << 10)
+    for other in (("silu", BF16, 227 << 10), ("none", F32, 227 << 10), ("none", BF16, 163 << 10)):
+        assert choose(65536, 256, *other) != large  # type: ignore[arg-type]
     assert choose(8, 256, "none", F32).config.block_k * 2 == choose(8, 256, "none", BF16).config.block_k
 
 
@@ -168,7 +172,8 @@ def test_what_does_not_fit_is_said() -> None:
 @pytest.mark.parametrize("kind", ["silu", "relu2", "none"])
 @pytest.mark.parametrize("rest", [0, 16, 5])
 def test_products_on_a_gpu(kind: Kind, rest: int, dtype: torch.dtype) -> None:
-    for chosen in layout.layouts(kind, dtype):
+    large = [layout.LARGE] if layout.is_many(256, 1, kind, dtype, experts._room(torch.device("cuda"))) else []
+    for chosen in [*layout.layouts(kind, dtype), *large]:
         for is_indexed in (False, True):
             variant = ProductVariant(torch.device("cuda"), dtype, kind, is_indexed, rest, chosen)
             assert variant.measure() <= variant.tolerance
