@@ -121,7 +121,8 @@ def _seams(
     pieces: Sequence[Piece], policy: Policy, sampling: SamplingParams, ask: Ask, found: Comparison
 ) -> tuple[Way, ...]:
     """Wider seams; which segments are cached stays as it was but for those that the seam covers."""
-    widths = [max(1, policy.seam) * factor for factor in WIDER]
+    most = policy.seam_every or math.inf
+    widths = [width for factor in WIDER if (width := max(1, policy.seam) * factor) < most]
     policies = [replace(policy, seam=width, min_segment_tokens=policy.shortest) for width in widths]
     sizes = [(len(piece.ids), piece.segment.seam) for piece in pieces if piece.segment is not None]
     out = []

@@ -13,12 +13,12 @@ from typing import Any
 from hypic.config import EngineConfig
 from hypic.engine import forget as forgetting
 from hypic.engine import inspect, plan
-from hypic.engine.engine import Task
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.router import Router
 from hypic.engine.segment import Identity
 from hypic.engine.store.texts import Texts, Wanted
+from hypic.engine.task import Task
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.workers import Workers, total
 from hypic.errors import ConfigError

@@ -16,7 +16,7 @@ from hypic import checkpoints
 from hypic.compare import Comparison, Question, compare
 from hypic.config import EngineConfig
 from hypic.engine import starting, weights
-from hypic.engine.engine import Emission, Task
+from hypic.engine.task import Emission, Task
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.worker import vocabulary_of
 from hypic.errors import ConfigError, PromptError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hypic.engine.engine import Emission, Task
+from hypic.engine.task import Emission, Task
 from hypic.errors import HypicError, RequestAborted
 from hypic.types import Completion
 

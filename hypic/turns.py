@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypic.engine.engine import Task
 from hypic.engine.plan import Piece
+from hypic.engine.task import Task
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError
 from hypic.stream import Answer

@@ -57,7 +57,8 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.rehearsal",),
     ("hypic.engine.runner",),
     ("hypic.engine.speed",),
-    ("hypic.engine.request",),
+    ("hypic.engine.request", "hypic.engine.task"),
+    ("hypic.engine.answer",),
     ("hypic.engine.jobs", "hypic.engine.work"),
     ("hypic.engine.lookup",),
     ("hypic.engine.admission",),
@@ -110,7 +111,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
         *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.work", "hypic.engine.engine"),
-        *("hypic.engine.sampler", "hypic.engine.tokenizer", "hypic.engine.weights"),
+        *("hypic.engine.sampler", "hypic.engine.task", "hypic.engine.tokenizer", "hypic.engine.weights"),
     ),
 }
 

@@ -42,7 +42,7 @@ def pages_of(num_tokens: int, policy: Policy, page_size: int) -> list[int]:
 def fit(kept: Kept, longest: int, counts: Sequence[int], config: EngineConfig) -> Fit:
     """For segments of ``counts`` tokens; ``longest`` is the model's context, ``config.memory`` a number of bytes."""
     pages = [pages_of(count, config.policy, config.page_size) for count in counts]
-    return _fit(kept, longest, config, lambda need: _first(pages, need))
+    return _fit(kept, longest, config, counts, lambda need: _first(pages, need))
 
 
 def fit_alike(kept: Kept, longest: int, num_tokens: int, config: EngineConfig) -> Fit:
@@ -52,20 +52,28 @@ def fit_alike(kept: Kept, longest: int, num_tokens: int, config: EngineConfig) -
     def held(need: Need) -> int:
         return min(need.transitions // len(pages), need.pages // sum(pages)) if pages else 2**63
 
-    return _fit(kept, longest, config, held)
+    return _fit(kept, longest, config, [num_tokens], held)
 
 
-def _fit(kept: Kept, longest: int, config: EngineConfig, held: Callable[[Need], int]) -> Fit:
-    budget, size, seam = config.memory_bytes(0), config.page_size, config.policy.seam
+def _fit(kept: Kept, longest: int, config: EngineConfig, counts: Sequence[int], held: Callable[[Need], int]) -> Fit:
+    budget, size = config.memory_bytes(0), config.page_size
     try:
         context, whole = split_of(kept, longest, budget, config)
     except ConfigError as error:
         return Fit(budget, context=context_within(config, longest, budget, kept.token_bytes), refusal=str(error))
     kept_back = reserve(size, context, config.max_running)
     spare = Need(whole.pages - kept_back.pages, transitions=whole.transitions - kept_back.transitions)
-    # Beside the last one lie the rows of the request that warms it, and its seam.
-    warming = -(-(seam + 2) // size) + -(-seam // size)
+    warming = max((_warming_pages(count, config.policy, size) for count in counts), default=0)
     return Fit(budget, held(spare), held(replace(whole, pages=whole.pages - warming)), context)
+
+
+def _warming_pages(num_tokens: int, policy: Policy, page_size: int) -> int:
+    """Pages that lie beside a segment's last entry while it is warmed: the request's rows, and what stands before the
+    entry's interior."""
+    policy = policy.with_(min_segment_tokens=0)
+    interiors = policy.interiors(num_tokens)
+    start = interiors[-1][0] if interiors else 0
+    return -(-(num_tokens - policy.num_cached(num_tokens) + 2) // page_size) + -(-start // page_size)
 
 
 def memory_for(kept: Kept, longest: int, counts: Sequence[int], config: EngineConfig) -> int:

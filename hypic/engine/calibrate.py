@@ -9,12 +9,13 @@ import time
 
 import numpy as np
 
-from hypic.engine.engine import Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.parallel.cost import EncodeCost
 from hypic.engine.payload import Canary
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from hypic.engine.store.image import export
+from hypic.engine.task import Task, Vocabulary
 from hypic.types import Policy, SamplingParams, Segment
 
 LENGTHS = (64, 256, 1024, 2048)

@@ -6,91 +6,36 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from hypic.engine import plan
 from hypic.engine.admission import Admission
-from hypic.engine.detokenizer import Detokenizer
+from hypic.engine.answer import Answer
 from hypic.engine.parallel.cost import Pace
-from hypic.engine.plan import Piece
 from hypic.engine.read_back import ReadBack
 from hypic.engine.report import cache_report
 from hypic.engine.request import Request
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import Choice, SampledToken, Sampler, SamplingState
+from hypic.engine.sampler import Choice, SampledToken, Sampler
 from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
 from hypic.engine.speed import measure_encode
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import is_over
 from hypic.engine.store.opening import open_store
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.watch import ReuseWatch
 from hypic.engine.work import Work
 from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
 from hypic.store_spec import TierSpec
-from hypic.types import CacheReport, Completion, FinishReason, Policy, SamplingParams, TokenLogprob, Usage
+from hypic.types import CacheReport, Completion, FinishReason, TokenLogprob, Usage
 
 LOADING_S = 0.002
 # Heads that may wait for an idle moment, and tokens that one may cost beside the new ones.
 MAX_HEADS = 64
 MAX_HEAD_TOKENS = 128
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What the engine needs of a tokenizer: ids to text, and the ids that end an answer."""
-
-    decode: Callable[[Sequence[int]], str]
-    eos_ids: frozenset[int] = frozenset()
-    byte_ids: frozenset[int] = frozenset()
-    special_ids: frozenset[int] = frozenset()
-    defaults: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Task:
-    """A request as it is handed to the engine; ``warm`` asks for its segments to be encoded and nothing else.
-
-    ``stays``: no other worker is asked for any part of it. ``generated`` is what another worker has answered already:
-    the answer goes on behind it. ``is_head`` asks for nothing but a snapshot behind its last token, when
-    there is nothing else to do. ``is_trial``: entries made for it never leave the device.
-    """
-
-    id: str
-    pieces: Sequence[Piece]
-    sampling: SamplingParams = SamplingParams()
-    policy: Policy = Policy()
-    tokenize_s: float = 0.0
-    warm: bool = False
-    stays: bool = False
-    is_head: bool = False
-    is_trial: bool = False
-    notes: tuple[str, ...] = ()
-    generated: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Emission:
-    """Something for the owner of request ``id``; after ``is_last`` there is nothing more."""
-
-    id: str
-    result: Completion | HypicError
-    is_last: bool
-
-
-@dataclass(eq=False)
-class _Answer:
-    """The host's side of one request."""
-
-    task: Task
-    request: Request
-    sampling: SamplingState
-    text: Detokenizer
-    started_s: float
-    first_token_s: float | None = None
 
 
 class Engine:
@@ -118,7 +63,7 @@ class Engine:
         self.watch = ReuseWatch()
         self.kept: dict[bytes, CachedSegment] = {}
         self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self.is_stalled = False
         # Called while the device is at a step; what it does must leave all that runs as it is.
         self.meanwhile: Callable[[ReadBack], None] = _nothing
@@ -146,17 +91,9 @@ class Engine:
         room = self.runner.max_context - len(planned.ids)
         request = Request(task.id, planned, 0 if task.warm else min(task.sampling.max_tokens, max(room, 0)))
         request.stays, request.is_trial = task.stays, task.is_trial
-        sampling = SamplingState(task.sampling, planned.ids, defaults=self.vocabulary.defaults)
-        text = Detokenizer(
-            self.vocabulary.decode,
-            task.sampling.stop,
-            byte_ids=self.vocabulary.byte_ids,
-            skipped_ids=self.vocabulary.special_ids,
-        )
-        if task.generated:
-            _resume(request, sampling, text, task.generated)
+        answer = Answer.of(task, request, self.vocabulary)
         self.scheduler.add(request)
-        self._answers[task.id] = _Answer(task, request, sampling, text, time.perf_counter())
+        self._answers[task.id] = answer
 
     def abort(self, id: str) -> None:
         """Forget a request, whatever its stage; unknown ids are ignored."""
@@ -255,21 +192,12 @@ class Engine:
 
     # -- one answer --------------------------------------------------------------------------------------------------
 
-    def _advance(self, answer: _Answer, token: SampledToken) -> Emission:
+    def _advance(self, answer: Answer, token: SampledToken) -> Emission:
         request = answer.request
         if answer.task.is_head:
             self._end(answer)
             return Emission(request.id, Completion(finish_reason="stop"), is_last=True)
-        request.generated.append(token.token_id)
-        if answer.first_token_s is None:
-            answer.first_token_s = time.perf_counter()
-        is_eos = token.token_id in self.vocabulary.eos_ids and not answer.task.sampling.ignore_eos
-        text = "" if is_eos else answer.text.push(token.token_id)
-        reason: FinishReason | None = None
-        if is_eos or answer.text.stopped:
-            reason = "stop"
-        elif len(request.generated) >= request.max_tokens:
-            reason = "length"
+        text, reason = answer.push(token.token_id, self.vocabulary)
         logprobs = (token.logprob,) if token.logprob is not None else ()
         if reason is None:
             piece = Completion(text, (token.token_id,), logprobs=logprobs)
@@ -277,7 +205,7 @@ class Engine:
         return self._finish(answer, text + answer.text.finish(), token.token_id, logprobs, reason)
 
     def _finish(
-        self, answer: _Answer, text: str, token_id: int, logprobs: tuple[TokenLogprob, ...], reason: FinishReason
+        self, answer: Answer, text: str, token_id: int, logprobs: tuple[TokenLogprob, ...], reason: FinishReason
     ) -> Emission:
         request = answer.request
         report = self._report(answer)
@@ -287,19 +215,11 @@ class Engine:
         piece = Completion(text, (token_id,), "", reason, logprobs, usage, report)
         return Emission(request.id, piece, is_last=True)
 
-    def _report(self, answer: _Answer) -> CacheReport:
-        now, tokenize_s = time.perf_counter(), answer.task.tokenize_s
-        first = answer.first_token_s if answer.first_token_s is not None else now
-        times = {
-            "tokenize": tokenize_s,
-            "queue": (answer.request.placed_s or now) - answer.started_s,
-            "ttft": tokenize_s + first - answer.started_s,
-            "total": tokenize_s + now - answer.started_s,
-        }
-        runner = self.runner
+    def _report(self, answer: Answer) -> CacheReport:
+        runner, times = self.runner, answer.times_s(time.perf_counter())
         return cache_report(answer.request, runner.pool, runner.identity.fingerprint, times, answer.task.notes)
 
-    def _end(self, answer: _Answer) -> None:
+    def _end(self, answer: Answer) -> None:
         del self._answers[answer.request.id]
         self.scheduler.finish(answer.request)
 
@@ -340,17 +260,6 @@ class Engine:
         hurt = self.scheduler.abandon(work)
         error = WorkerLost("the device ran out of memory in a step; lower memory= to leave room for activations.")
         return [self._fail(request.id, error) for request in hurt if request.num_failures > 3]
-
-
-def _resume(request: Request, sampling: SamplingState, text: Detokenizer, generated: Sequence[int]) -> None:
-    """As if these tokens had been generated here: the answer goes on behind them."""
-    for token_id in generated:
-        if not sampling.is_greedy:
-            sampling.uniform()
-        sampling.append(token_id)
-        text.push(token_id)
-    request.generated = list(generated)
-    request.plan = request.prompt if request.prompt.policy.deterministic else request.prompt.continued(generated)
 
 
 def _nothing(read_back: ReadBack) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from hypic.engine.calibrate import warming
-from hypic.engine.engine import Emission, Engine
+from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.cost import Pace
 from hypic.engine.parallel.listener import Answer, Asked
@@ -27,6 +27,7 @@ from hypic.engine.parallel.streams import Moment
 from hypic.engine.payload import outgoing
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.expiry import is_over
+from hypic.engine.task import Emission
 from hypic.errors import HypicError
 from hypic.types import Segment
 

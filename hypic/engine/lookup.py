@@ -63,7 +63,7 @@ class Lookup:
                 "shorten it or pass fewer segments."
             )
         if not self.could_run(request):
-            need = self.in_pieces(request, 0) if request.plan.is_interleaved else self.whole(request)
+            need = self.in_pieces(request, 0) if self._has_rows(request) else self.whole(request)
             capacity = self.pool.capacity
             raise StoreFull(
                 f"the prompt needs {need.pages} pages, {need.states} state slots and {need.transitions} transition "
@@ -154,7 +154,12 @@ class Lookup:
     def could_run(self, request: Request) -> bool:
         """Whether the empty pool could hold a request, whole or in pieces.
 
-        Where interiors stand side by side there is no row to be run between them.
+        Where interiors stand side by side there is no row to be run between them, nor is one where segments are only
+        warmed.
         """
         whole = self.pool.could_hold(self.whole(request))
-        return whole or (request.plan.is_interleaved and self.pool.could_hold(self.in_pieces(request, 0)))
+        return whole or (self._has_rows(request) and self.pool.could_hold(self.in_pieces(request, 0)))
+
+    def _has_rows(self, request: Request) -> bool:
+        """Whether a row is run between any two interiors, which gives back what the first one held."""
+        return request.max_tokens > 0 and request.plan.is_interleaved

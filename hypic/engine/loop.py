@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hypic.engine.engine import Emission, Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.read_back import ReadBack
+from hypic.engine.task import Emission, Task
 from hypic.errors import HypicError, RequestAborted, WorkerLost
 
 logger = logging.getLogger("hypic")

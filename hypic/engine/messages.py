@@ -15,10 +15,10 @@ from hypic.errors import PromptError
 from hypic.types import Message, Prompt, PromptLike, Segment
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-HINTS = ("kind", "cache", "name", "source", "namespace", "ttl_s")
+HINTS = ("kind", "cache", "name", "source", "namespace", "ttl_s", "seam")
 GLUE = Prompt().glue
 _CACHED_KINDS = frozenset({"document", "skill", "memory", "turn"})
-_HINT_TYPES: Mapping[str, tuple[type, ...]] = {"cache": (bool,), "ttl_s": (int, float)}
+_HINT_TYPES: Mapping[str, tuple[type, ...]] = {"cache": (bool,), "ttl_s": (int, float), "seam": (int,)}
 _OURS = ("content", "extras", "hypic", "glue")
 
 

@@ -38,8 +38,7 @@ from hypic.engine.trust import Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
-MOST_ATTEMPTS = 2
-TICK_S = 0.05
+MOST_ATTEMPTS, TICK_S = 2, 0.05
 NO_LINK = LinkCost(0.0, 0.0)
 # What a pending canary has for its attempt.
 CANARY = -1
@@ -178,9 +177,8 @@ class Peers:
 
     def trusted(self) -> dict[int, int]:
         """Generations of the peers that were seen to compute the same, by rank."""
-        now = time.monotonic()
         with self._lock:
-            return dict(peer.id for peer in self.view.peers.values() if peer.is_able(now))
+            return dict(peer.id for peer in self.view.peers.values() if peer.is_able(time.monotonic()))
 
     def num_held(self, rank: int, keys: Sequence[str]) -> int:
         """How many of these entries a peer is thought to hold."""
@@ -203,9 +201,10 @@ class Peers:
         for peer in {pending.peer for pending in lost}:
             with self._lock:
                 is_silent, num_failures = self.view.life(peer, now) == "silent", self.view.failed(*peer, now)
-            if not self._over.is_set():
-                logger.warning("worker %d: %s; %d of its segments are encoded again", peer[0], reason, len(lost))
-            if not self._over.is_set() and not is_silent:
+            if self._over.is_set():
+                continue
+            logger.warning("worker %d: %s; %d of its segments are encoded again", peer[0], reason, len(lost))
+            if not is_silent:
                 self._report(*peer, num_failures, reason)
         self.counts.fell_back += len(lost)
         for pending in lost:
@@ -223,8 +222,7 @@ class Peers:
                 overdue = self.wants.overdue(now, self.patience, partial(self.view.life, now=now))
             for pending in overdue:
                 self._connections.tell(pending.peer, Cancel(pending.nonce))
-            if overdue:
-                self._fall_back(overdue, "did not answer in time")
+            self._fall_back(overdue, "did not answer in time")
             self._connect()
             self._ask_canaries()
 
@@ -269,18 +267,20 @@ class Peers:
                 self._becomes(peer, "connected")  # the next thing that it is asked is the canary again
                 self._fall_back([pending], str(error))
             return
+        with self._lock:
+            self.view.carried(*peer, entry.num_bytes, seconds)
         if self.wants.take(entry.nonce) is None:
             self.counts.late += 1
         elif pending.attempt == CANARY:
+            apart = self._trust.apart(image)
             with self._lock:
-                self._trust.judge(peer, image)
+                self._trust.settle(peer, apart)
         else:
-            self._accept(pending, entry, image, data, seconds)
+            self._accept(pending, entry, image, data)
 
-    def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor, seconds: float) -> None:
+    def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor) -> None:
         taken_s = time.monotonic() - pending.asked_s
         with self._lock:
-            self.view.carried(*pending.peer, entry.num_bytes, seconds)
             self.view.came(*pending.peer, pending.predicted_s, taken_s)
         self._post(partial(self._install, pending, entry, image, Made.here(data)))
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from hypic.engine import plan
-from hypic.engine.engine import Emission, Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop, Sink
 from hypic.engine.plan import Plan
 from hypic.engine.segment import Identity
+from hypic.engine.task import Emission, Task
 from hypic.errors import HypicError, WorkerLost
 
 logger = logging.getLogger("hypic")

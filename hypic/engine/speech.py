@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from hypic import errors
-from hypic.engine.engine import Task
 from hypic.engine.plan import Piece
+from hypic.engine.task import Task
 from hypic.errors import HypicError, WorkerLost
 from hypic.types import CacheReport, Completion, Policy, SamplingParams, Segment, SegmentReport, TokenLogprob, Usage
 

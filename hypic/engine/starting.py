@@ -9,7 +9,6 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine.calibrate import calibrate
-from hypic.engine.engine import Vocabulary
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.cost import Pace
 from hypic.engine.parallel.ray_actors import Launcher
@@ -17,6 +16,7 @@ from hypic.engine.router import Router
 from hypic.engine.runner import Runner
 from hypic.engine.segment import Identity
 from hypic.engine.shares import device_for, own_share
+from hypic.engine.task import Vocabulary
 from hypic.engine.worker import engine_of
 from hypic.engine.workers import Setup, Workers
 

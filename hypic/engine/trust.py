@@ -23,7 +23,7 @@ NEVER = 1_000_000
 
 @dataclass(frozen=True)
 class Trust:
-    """The states of peers in ``view`` as far as trust goes; its owner holds the lock.
+    """The states of peers in ``view`` as far as trust goes; ``due`` and ``settle`` are called under its lock.
 
     ``report`` is told of a peer that is not to be used: rank, generation, how often it failed, why.
     """
@@ -41,9 +41,12 @@ class Trust:
             peer.state = "asked"
         return [peer.id for peer in found]
 
-    def judge(self, peer: tuple[int, int], image: EntryImage) -> None:
-        """Whether a peer's entry of the canary is this worker's own within rounding."""
-        apart = difference(image, self.canary.image, self.drop_below)
+    def apart(self, image: EntryImage) -> float:
+        """How far a peer's entry of the canary is from this worker's own; takes its time."""
+        return difference(image, self.canary.image, self.drop_below)
+
+    def settle(self, peer: tuple[int, int], apart: float) -> None:
+        """Whether a peer is to be used whose entry is so far from this worker's own: if it is that within rounding."""
         is_same = apart <= same_within(self.dtype)
         self.view.becomes(peer, "trusted" if is_same else "refused")
         if not is_same:

@@ -23,7 +23,7 @@ import torch
 from hypic.config import EngineConfig
 from hypic.engine import forget as forgetting
 from hypic.engine.calibrate import calibrate
-from hypic.engine.engine import Emission, Engine, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.lending import Lending, Shown
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel import wire as wires
@@ -51,6 +51,7 @@ from hypic.engine.peers import Peers
 from hypic.engine.runner import Runner
 from hypic.engine.speech import result_to_json, task_of
 from hypic.engine.store.texts import Wanted
+from hypic.engine.task import Emission, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError, WorkerLost
 from hypic.types import Policy

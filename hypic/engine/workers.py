@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hypic.config import EngineConfig
-from hypic.engine.engine import Emission, Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.lending import Lending, Seen, Shown
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.caller import Self
@@ -36,6 +36,7 @@ from hypic.engine.router import Router
 from hypic.engine.shares import environment_of, settings_of
 from hypic.engine.speech import result_of, task_to_json
 from hypic.engine.store.texts import Texts, Wanted
+from hypic.engine.task import Emission, Task
 from hypic.engine.trust import NEVER
 from hypic.errors import WorkerLost
 from hypic.kept import Forgotten

@@ -14,7 +14,7 @@ from typing import Any, Self
 from hypic.registry import POLICY_NAME, Registry
 from hypic.types import Prompt, PromptLike, Segment, TextEngine
 
-HINTS = ("kind", "name", "source", "cache", "namespace", "ttl_s")
+HINTS = ("kind", "name", "source", "cache", "namespace", "ttl_s", "seam")
 LIVE: Mapping[str, Any] = {"cache": False}
 _LEARNED = frozenset({"document", "skill", "memory"})
 

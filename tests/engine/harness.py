@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hypic.config import EngineConfig
 from hypic.engine.batch import Batch
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.kernel_plan import Round
 from hypic.engine.models import Model
 from hypic.engine.plan import Piece
@@ -25,6 +25,7 @@ from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner, StepResult, geometry_of, path_of
 from hypic.engine.segment import CachedSegment
 from hypic.engine.storage import StorageForm
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.work import Work
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams, Segment

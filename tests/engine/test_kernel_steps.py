@@ -14,9 +14,10 @@ from torch import Tensor
 
 from hypic.config import EngineConfig
 from hypic.engine.chain import Chain
-from hypic.engine.engine import Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.rehearsal import rehearse
 from hypic.engine.runner import Runner
+from hypic.engine.task import Task, Vocabulary
 from hypic.types import SamplingParams
 from hypic_kernels import delta
 from tests.engine.faults import FAULTS, cases

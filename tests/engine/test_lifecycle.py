@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from hypic.engine import scheduler
-from hypic.engine.engine import Emission, Task
 from hypic.engine.loop import EngineLoop, _Call
 from hypic.engine.plan import Piece
+from hypic.engine.task import Emission, Task
 from hypic.errors import HypicError, RequestAborted, StoreFull, WorkerLost
 from hypic.types import Policy, SamplingParams, Segment
 from tests.checkpoints import random_ids

@@ -15,7 +15,7 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine.chain import Chain, RowLink
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.kernel_arrays import arrays, decode_arrays
 from hypic.engine.kernel_buffer import Sent
 from hypic.engine.loop import EngineLoop
@@ -23,6 +23,7 @@ from hypic.engine.read_back import ReadBack, packed, unpacked
 from hypic.engine.runner import Runner
 from hypic.engine.sampler import SamplingState
 from hypic.engine.slot_table import SlotTable
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.types import SamplingParams
 from tests.engine.harness import POLICY, TOLERANCE, Checkpoints, few_segments, live, many_segments, relative, seg
 from tests.engine.recorded import with_recorded_steps

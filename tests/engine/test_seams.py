@@ -13,7 +13,7 @@ import pytest
 
 from hypic.engine.plan import Interior, Piece, make
 from hypic.engine.segment import Identity
-from hypic.errors import ConfigError
+from hypic.errors import ConfigError, PromptError, StoreFull
 from hypic.types import Policy, Segment
 from tests.checkpoints import random_ids
 from tests.engine.faults import FAULTS, cases
@@ -241,6 +241,15 @@ def test_many_interiors_run_in_pieces_where_memory_is_small(bench: Make, checkpo
     engine.assert_sound()
 
 
+def test_warming_more_interiors_than_memory_holds_is_refused(bench: Make) -> None:
+    """Nothing is run between them that would give back what the first ones hold."""
+    engine, policy = bench("qwen", sizes=(64, 4, 2)), KNOBS["every"][0]
+    with pytest.raises(StoreFull, match="3 transition slots"):
+        engine.add([seg(50, 2), live(1, 9)], policy, warm=True)
+    assert engine.ask([seg(50, 2), live(1, 9)], policy).outcomes == ["encoded"]
+    assert engine.ask([seg(21, 3), live(1, 9)], policy, warm=True).outcomes == ["encoded"]
+
+
 def test_a_text_that_grows_goes_on_from_its_entry(bench: Make, checkpoints: Checkpoints) -> None:
     engine, policy, ids = bench("qwen"), KNOBS["tail"][0], tuple(random_ids(90, 3))
     engine.ask([Piece(ids[:60], Segment("a", name="notes")), live(4, 1)], policy)
@@ -281,3 +290,16 @@ def test_interiors_never_touch_and_are_worth_a_seam() -> None:
             assert edges == sorted(set(edges)) and (not edges or edges[-1] == length - policy.tail_seam)
             assert all(later - stop == policy.seam for (_, stop), (later, _) in zip(found, found[1:], strict=False))
             assert len(found) < 2 or found[-1][1] - found[-1][0] > policy.seam
+
+
+def test_a_hint_in_a_message_sets_a_segments_own_seam() -> None:
+    from hypic.engine.messages import split_turns
+
+    def segment(seam: object) -> Segment | None:
+        block = {"type": "text", "text": "A passage.", "hypic": {"kind": "document", "seam": seam}}
+        return split_turns([{"role": "user", "content": [block]}])[0].parts[0].segment
+
+    found = segment(20)
+    assert found is not None and found.seam == 20
+    with pytest.raises(PromptError, match="the hypic hint seam is 'wide'"):
+        segment("wide")

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from hypic.engine.engine import Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
+from hypic.engine.task import Task
 from hypic_apps.bench import driving, floors, profile
 from hypic_apps.bench.geometries import geometry
 from hypic_apps.bench.options import add_common, is_small, note, numbers, shown, with_defaults

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from hypic.engine import plan
-from hypic.engine.engine import Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
+from hypic.engine.task import Task
 from hypic.errors import HypicError, StoreFull
 from hypic.types import Policy, SamplingParams
 

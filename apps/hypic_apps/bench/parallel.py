@@ -22,19 +22,19 @@ import torch
 from hypic.config import EngineConfig
 from hypic.engine import starting, workers
 from hypic.engine.calibrate import warming
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.parallel.wants import Counts
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Layout
 from hypic.engine.store.image import EntryImage, export
 from hypic.engine.store.texts import Texts, Wanted
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams, Segment
 from hypic_apps.cli.errors import CommandError
 
 NO_TEXT = Vocabulary(decode=lambda ids: "")
 USABLE_S = 120.0
-TOLD_S = 10.0
 Tokens = tuple[int, ...]
 
 
@@ -151,16 +151,6 @@ class Rig:
     def forget_here(self) -> None:
         """Empty this worker's store."""
         self.started.loop.call(lambda engine: engine.store.clear())
-
-    def wait_told(self, count: int) -> bool:
-        """Until so many entries are known to lie elsewhere; whether they came to be."""
-        assert self.workers is not None, "others hold nothing if there are none"
-        deadline_s, view = time.monotonic() + TOLD_S, self.workers.peers.view
-        while sum(len(peer.held) for peer in list(view.peers.values())) < count:
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.02)
-        return True
 
     def images(self) -> dict[bytes, EntryImage]:
         def read(engine: Engine) -> dict[bytes, EntryImage]:

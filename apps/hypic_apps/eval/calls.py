@@ -11,77 +11,75 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from random import Random
 from typing import Any, NamedTuple
 
 from hypic.types import Kind
 from hypic_apps.eval.items import Item
-from hypic_apps.eval.pool import Pool
+from hypic_apps.eval.pool import FOLDER, Pool
 
 NUM_ITEMS = 400
 SEED = 20_269
-HOW = (
-    "Answer with one line of JSON and nothing else: "
-    '{"name": the tool, "arguments": {every argument of the tool with its value}}.'
-)
+
+
+class Drawn(NamedTuple):
+    """An argument whose value is drawn, from a list of ``tools.json`` or from the pool's names, and a text with it."""
+
+    argument: str
+    values: str
+    text: str
+
+    def told(self, value: str) -> str:
+        return self.text.replace("{value}", value)
+
+
+class Rule(NamedTuple):
+    """What a skill says about an argument."""
+
+    argument: str
+    value: str
+    text: str
 
 
 class Tool(NamedTuple):
-    """A tool: what it does, its arguments, how it is asked for, and which rules a skill may set for it.
-
-    ``asked`` has ``{given}`` for the argument ``given`` and leaves out ``remembered``, which the memory note tells.
-    """
+    """A tool: what is asked of it tells ``given``; a note from memory tells ``remembered``, and a skill the rest."""
 
     name: str
     description: str
-    arguments: Mapping[str, str]
-    asked: str
-    given: str
-    remembered: str
-    note: str
-    rule: tuple[str, str, str]
+    arguments: Sequence[str]
+    given: Drawn
+    remembered: Drawn
+    rule: Rule
+
+    @property
+    def schema(self) -> str:
+        properties = {name: {"type": "string"} for name in self.arguments}
+        parameters = {"type": "object", "properties": properties, "required": list(self.arguments)}
+        return json.dumps({"name": self.name, "description": self.description, "parameters": parameters})
 
 
-def _text(*names: str) -> Mapping[str, str]:
-    return dict.fromkeys(names, "string")
+class Office(NamedTuple):
+    """All that items are made of: ``data/tools.json``."""
+
+    how: str
+    tools: Sequence[Tool]
+    skills: Sequence[str]
+    values: Mapping[str, Sequence[str]]
+
+    def value(self, drawn: Drawn, pool: Pool, r: Random) -> str:
+        return r.choice(self.values[drawn.values]) if drawn.values in self.values else pool.names.of(drawn.values, r)
 
 
-TOOLS = (
-    Tool("get_weather", "The weather of a town on a day.", _text("town", "day", "unit"),
-         "What will the weather be like on {given} where I live?", "day", "town", "The user lives in {value}.",
-         ("unit", "celsius", "Always ask for the weather with the unit celsius.")),
-    Tool("book_room", "Books a meeting room.", _text("room", "day", "minutes"),
-         "Book my usual room for {given}, please.", "day", "room", "The user's usual meeting room is {value}.",
-         ("minutes", "45", "Rooms are always booked for 45 minutes.")),
-    Tool("send_message", "Sends a message to a person.", _text("to", "text", "channel"),
-         "Tell my manager: {given}", "text", "to", "The user's manager is {value}.",
-         ("channel", "team-chat", "Messages to colleagues go through the channel team-chat.")),
-    Tool("create_ticket", "Opens a ticket in a project.", _text("project", "title", "priority"),
-         'Open a ticket in my project with the title "{given}".', "title", "project", "The user works on {value}.",
-         ("priority", "P3", "New tickets have the priority P3 unless the user says otherwise.")),
-    Tool("order_supplies", "Orders office supplies.", _text("article", "deliver_to", "cost_centre"),
-         "Please order {given} for my office.", "article", "deliver_to", "The user's office is in {value}.",
-         ("cost_centre", "4711", "Supplies are charged to cost centre 4711.")),
-    Tool("set_reminder", "Reminds somebody of something.", _text("person", "about", "at"),
-         "Remind my deputy to {given}.", "about", "person", "The user's deputy is {value}.",
-         ("at", "09:00", "Reminders without a time are set for 09:00.")),
-    Tool("find_train", "Finds trains between two towns.", _text("from", "to", "class"),
-         "Find me a train from home to {given}.", "to", "from", "The user's home station is {value}.",
-         ("class", "second", "Train journeys are booked in second class.")),
-    Tool("translate", "Translates a text.", _text("text", "into", "tone"),
-         'Translate "{given}" into my language.', "text", "into", "The user's own language is {value}.",
-         ("tone", "formal", "Translations are made in a formal tone.")),
-)  # fmt: skip
-SKILLS = (
-    "Expense claims are handed in by the fifth day of the month with all receipts attached to the form.",
-    "Minutes of meetings list who was present, what was decided, and who does what until when.",
-    "Documents for customers are checked by a second person before they are sent.",
-    "Photographs for the web page are at most two megabytes and have a caption.",
-    "Passwords are never written into tickets, messages or documents, not even for testing.",
-)
-TEXTS = ("the price list is ready", "the fire doors are being checked", "the sample boxes have arrived", "I am late")
-ARTICLES = ("ten name badges", "a box of envelopes", "two whiteboards", "a desk lamp")
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
+@cache
+def office() -> Office:
+    """Read once."""
+    read = json.loads((FOLDER / "tools.json").read_text(encoding="utf-8"))
+    return Office(**{**read, "tools": tuple(_tool(**row) for row in read["tools"])})
+
+
+def _tool(given: Mapping[str, str], remembered: Mapping[str, str], rule: Mapping[str, str], **fields: Any) -> Tool:
+    return Tool(given=Drawn(**given), remembered=Drawn(**remembered), rule=Rule(**rule), **fields)
 
 
 def items(pool: Pool, number: int) -> list[Item]:
@@ -90,45 +88,29 @@ def items(pool: Pool, number: int) -> list[Item]:
 
 
 def _item(pool: Pool, r: Random, number: int) -> Item:
-    offered = r.sample(TOOLS, 4)
+    made = office()
+    offered = r.sample(made.tools, 4)
     tool = offered[0]
-    remembered, given = _value(tool.remembered, pool, r), _value(tool.given, pool, r)
-    parts: list[tuple[Kind, str, bool]] = [("tool", _schema(t), t is tool) for t in offered]
-    parts += [("skill", f"# {t.name}\n\n{t.rule[2]} {r.choice(SKILLS)}", t is tool) for t in offered[:3]]
+    remembered, given = made.value(tool.remembered, pool, r), made.value(tool.given, pool, r)
+    parts: list[tuple[Kind, str, bool]] = [("tool", t.schema, t is tool) for t in offered]
+    parts += [("skill", f"# {t.name}\n\n{t.rule.text} {r.choice(made.skills)}", t is tool) for t in offered[:3]]
     for t in offered[:3]:
-        value = remembered if t is tool else _value(t.remembered, pool, r)
-        note = f"Note from an earlier conversation: {t.note.replace('{value}', value)} {r.choice(SKILLS)}"
+        value = remembered if t is tool else made.value(t.remembered, pool, r)
+        note = f"Note from an earlier conversation: {t.remembered.told(value)} {r.choice(made.skills)}"
         parts.append(("memory", note, t is tool))
     r.shuffle(parts)
-    expected = {tool.given: given, tool.remembered: remembered, tool.rule[0]: tool.rule[1]}
-    answer = json.dumps({"name": tool.name, "arguments": expected, "rule": tool.rule[0]}, ensure_ascii=False)
+    expected = {tool.given.argument: given, tool.remembered.argument: remembered, tool.rule.argument: tool.rule.value}
+    answer = json.dumps({"name": tool.name, "arguments": expected, "rule": tool.rule.argument}, ensure_ascii=False)
     return Item(
         set="S9",
         number=number,
         passages=tuple(text for _, text, _ in parts),
-        question=f"{tool.asked.replace('{given}', given)}\n\n{HOW}",
+        question=f"{tool.given.told(given)}\n\n{made.how}",
         answers=(answer,),
         gold=tuple(n for n, part in enumerate(parts) if part[2]),
         form="call",
         kinds=tuple(kind for kind, _, _ in parts),
     )
-
-
-def _schema(tool: Tool) -> str:
-    properties = {name: {"type": kind} for name, kind in tool.arguments.items()}
-    parameters = {"type": "object", "properties": properties, "required": list(tool.arguments)}
-    return json.dumps({"name": tool.name, "description": tool.description, "parameters": parameters})
-
-
-def _value(argument: str, pool: Pool, r: Random) -> str:
-    made = {
-        "town": "city", "from": "city", "to": "city", "room": "room", "person": "person", "project": "project",
-        "deliver_to": "city", "into": "language", "about": "task",
-    }  # fmt: skip
-    fixed: Mapping[str, Sequence[str]] = {"day": DAYS, "text": TEXTS, "title": TEXTS, "article": ARTICLES}
-    if argument in fixed:
-        return r.choice(fixed[argument])
-    return pool.names.of(made[argument], r)
 
 
 def call_in(text: str) -> Mapping[str, Any] | None:

@@ -7,7 +7,7 @@ are relative: the norm of the difference over that of full recompute.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypic.engine.plan import Interior
 from hypic.engine.work import Work
 from hypic.types import Policy, Prompt
 from hypic_apps.eval.arms import ARMS, FULL
@@ -192,16 +193,16 @@ def _by_distance(found: Seen, full: Seen) -> Sequence[Sequence[Tensor]]:
 def _encoded(work: Work) -> tuple[list[int], list[int], list[int]]:
     """Rows of the step, tokens of the segment and positions in the prompt of the interiors encoded in this step."""
     plan = work.requests[-1].request.plan
-    origins: Mapping[tuple[int, ...], int] = {segment.ids: segment.origin for segment in plan.segments}
+    spans = {plan.ids_of(span): span for span in plan.spans if isinstance(span, Interior)}
     rows, indices, positions, row = list[int](), list[int](), list[int](), 0
     for run in work.encodes:
         ids = [int(i) for link in run.chain.links for i in getattr(link, "ids", ())]
-        origin = origins.get(tuple(ids))
-        if origin is not None:
-            kept = range(plan.policy.seam, len(ids))
+        span = spans.get(tuple(ids))
+        if span is not None:
+            kept = range(span.seam, len(ids))
             rows += [row + n for n in kept]
             indices += kept
-            positions += [origin + n for n in kept]
+            positions += [span.origin + n for n in kept]
         row += len(ids)
     return rows, indices, positions
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -16,10 +16,11 @@ from torch import Tensor
 from hypic.checkpoints import BUNDLED, bundled
 from hypic.config import EngineConfig
 from hypic.engine import plan, weights
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import Choice, Sampler, SamplingState
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.work import Work
 from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams
@@ -137,19 +138,13 @@ class Subject:
     def warm(self, prompt: Prompt, policy: Policy) -> int:
         """Encodes the prompt's segments into an emptied store, and leaves no snapshot of it; tokens run for that."""
         self.forget()
-        id = f"item-{next(self._ids)}"
-        self.engine.add(Task(id, self._cached(prompt, policy), policy=policy, warm=True))
-        report = Completion.join(self._drive()[id]).report
-        assert report is not None, "a warmed prompt comes with its report"
-        return report.computed_tokens
-
-    def _cached(self, prompt: Prompt, policy: Policy) -> Sequence[Piece]:
-        """The prompt's pieces, without the segments that run live because they stand last."""
-        pieces = list(self.pieces(prompt))
-        live = [n for n, piece in enumerate(pieces) if piece.segment is not None]
-        for number in live[len(live) - policy.live_last :] if policy.live_last else ():
-            pieces[number] = replace(pieces[number], segment=None)
-        return pieces
+        segments = [piece for piece in self.pieces(prompt) if piece.segment is not None]
+        ids = [f"item-{next(self._ids)}" for _ in segments[: len(segments) - policy.live_last]]
+        for id, piece in zip(ids, segments, strict=False):
+            self.engine.add(Task(id, [piece, Piece((0,))], policy=policy, warm=True))
+        found = self._drive()
+        reports = [Completion.join(found[id]).report for id in ids]
+        return sum(report.computed_tokens for report in reports if report is not None)
 
     def floor_s(self, prompt: Prompt, policy: Policy) -> float:
         """Seconds to the first token, with all segments cached, that the device's limits allow at best."""

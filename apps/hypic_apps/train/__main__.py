@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from hypic_apps.train import corpus, exam, schema, scores, smoke, texts, vocabulary
 from hypic_apps.train.demo import demo_items
 from hypic_apps.train.export import export, tensors_of
+from hypic_apps.train.families import FAMILIES
 from hypic_apps.train.fit import Log, Progress, Settings, Training
 from hypic_apps.train.loader import Sources
 from hypic_apps.train.model import Shape
@@ -41,6 +42,12 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("probe", "fit"):
         command = commands.add_parser(name)
         command.add_argument("--out", type=Path, required=True, help="folder for the log and the exported model")
+        command.add_argument(
+            "--family",
+            choices=tuple(FAMILIES),
+            default="gdn",
+            help="gdn is the bundled model, ring its sibling with Lightning attention and rotary keys",
+        )
         command.add_argument("--batch-tokens", type=int, default=65_536)
         command.add_argument("--plain", action="store_true", help="neither compile nor capture")
         command.add_argument("--no-compile", action="store_true", help="capture, but do not compile")
@@ -107,7 +114,9 @@ def _log(options: argparse.Namespace) -> Log:
 
 
 def _probe(options: argparse.Namespace) -> None:
-    probe(Shape(), _settings(options), _device(), options.batch_tokens, options.length, _log(options))
+    probe(
+        FAMILIES[options.family](), _settings(options), _device(), options.batch_tokens, options.length, _log(options)
+    )
 
 
 def _fit(options: argparse.Namespace) -> None:
@@ -115,7 +124,7 @@ def _fit(options: argparse.Namespace) -> None:
     sources = Sources(
         options.data / "corpus.tar.xz", options.data / "tokenizer" / "tokenizer.json", options.batch_tokens
     )
-    training = Training(Shape(), _settings(options), device, options.state)
+    training = Training(FAMILIES[options.family](), _settings(options), device, options.state)
     resumed = training.resume() or _started(training, options)
     log(event="start", resumed=resumed, **vars(training.progress))
     encoder = Encoder(Tokenizer.from_file(str(sources.tokenizer)))

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from hypic_apps.train.corpus import Corpus
-from hypic_apps.train.model import CHUNK, Trainee
+from hypic_apps.train.grid import CHUNK
+from hypic_apps.train.model import Trainee
 from hypic_apps.train.names import Names
 from hypic_apps.train.natural import Library
 from hypic_apps.train.passages import Ask, Passage

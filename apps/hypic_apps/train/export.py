@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hypic_apps.train.model import Shape, Trainee
+from hypic_apps.train.families import shape_of
+from hypic_apps.train.model import Trainee
 
 SHARD_BYTES = 16_000_000
 BUDGET_BYTES = 24_000_000
@@ -52,9 +53,10 @@ def load(folder: Path) -> Trainee:
 
     Raises:
         FileNotFoundError: the folder holds no ``config.json``.
+        ValueError: its model type is not one that is trained here.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    model = Trainee(Shape.of_config(config))
+    model = Trainee(shape_of(config))
     model.restore(tensors_of(folder))
     return model
 

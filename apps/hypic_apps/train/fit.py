@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hypic_apps.train.architecture import Architecture
 from hypic_apps.train.exam import Paper, grades
 from hypic_apps.train.initial import initialise
 from hypic_apps.train.loader import Loader, Sources
-from hypic_apps.train.model import Shape, Trainee
+from hypic_apps.train.model import Trainee
 from hypic_apps.train.rows import Stage, stage_at
 
 
@@ -162,7 +163,7 @@ class Step:
 class Training:
     """A model in training, its optimiser and how far it is."""
 
-    def __init__(self, shape: Shape, settings: Settings, device: torch.device, folder: Path) -> None:
+    def __init__(self, shape: Architecture, settings: Settings, device: torch.device, folder: Path) -> None:
         self.settings, self.device, self.folder = settings, device, folder
         self.model = Trainee(shape).to(device)
         initialise(self.model, settings.seed)

@@ -10,11 +10,12 @@ from torch import nn
 from hypic.engine.layers.gated_delta_net import GatedDeltaNet
 from hypic_apps.train.model import Trainee
 
-ENDS_OF_RESIDUALS = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
+ENDS_OF_RESIDUALS = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj.weight")
 
 
 def initialise(model: Trainee, seed: int) -> None:
-    """Normal weights, smaller where residuals add up; decays whose half-lives run evenly from 16 to 16k tokens."""
+    """Normal weights, smaller where residuals add up; learned decays whose half-lives run evenly from 16 to 16k
+    tokens."""
     torch.manual_seed(seed)
     scale = 0.02 * (768 / model.shape.hidden_size) ** 0.5
     depth = (2 * model.shape.num_hidden_layers) ** -0.5

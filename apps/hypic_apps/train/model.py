@@ -21,9 +21,10 @@ from hypic.engine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet, Pr
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Angles, Rotary, rotate
-from hypic.engine.linear.delta import DeltaInputs
+from hypic_apps.train.architecture import Architecture
+from hypic_apps.train.grid import Grid, attended, carried, chunked, shifted_conv
 
-CHUNK = 64
+MODEL_TYPE = "qwen3_5_text"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,23 @@ class Shape:
         every = self.full_attention_interval
         return ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(self.num_hidden_layers)]
 
+    @property
+    def conv_width(self) -> int:
+        """Tokens that the short convolution sees."""
+        return self.linear_conv_kernel_dim
+
+    @property
+    def has_centred_norms(self) -> bool:
+        return True
+
+    def block(self, depth: int) -> nn.Module:
+        """The decoder layer of a depth."""
+        return AttentionBlock(self) if self.layer_types[depth] == "full_attention" else LinearBlock(self)
+
+    def checkpoint_name(self, name: str) -> str:
+        """The checkpoint's name of one of our parameters."""
+        return "model." + name
+
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Shape:
         """The shape that a ``config.json`` describes."""
@@ -70,7 +88,7 @@ class Shape:
         }
         return {
             "architectures": ["Qwen3_5ForCausalLM"],
-            "model_type": "qwen3_5_text",
+            "model_type": MODEL_TYPE,
             **own,
             "layer_types": self.layer_types,
             "rope_parameters": rope,
@@ -83,19 +101,6 @@ class Shape:
             "eos_token_id": 0,
             "pad_token_id": 0,
         }
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Where the flat tokens of a batch stand: ``rows`` rows of ``length`` tokens, ``N`` in all.
-
-    ``history [W - 1, N, 1]`` is 0 where a token has no token ``i`` places before it in its row.
-    """
-
-    rows: int
-    length: int
-    history: Tensor
-    angles: Angles
 
 
 class LinearBlock(nn.Module):
@@ -140,38 +145,6 @@ class LinearBlock(nn.Module):
         return self.after(hidden, states, query, offset, z)
 
 
-def shifted_conv(x: Tensor, weight: Tensor, history: Tensor) -> Tensor:
-    """The engine's ``causal_conv`` over many rows laid end to end, as a sum of shifted products: ``x [N, C]``."""
-    width = weight.shape[-1]
-    taps = weight[:, 0].to(x.dtype)
-    out = x * taps[:, width - 1]
-    for back in range(1, width):
-        earlier = F.pad(x[:-back], (0, 0, back, 0))
-        out = out + earlier * history[back - 1].to(x.dtype) * taps[:, width - 1 - back]
-    return out
-
-
-def chunked(x: DeltaInputs) -> DeltaInputs:
-    """``[N, H, ...]`` to chunks ``[M, H, 64, ...]``."""
-    return DeltaInputs(**{f.name: getattr(x, f.name).unflatten(0, (-1, CHUNK)).transpose(1, 2) for f in fields(x)})
-
-
-def carried(maps: Affine, rows: int) -> Tensor:
-    """States before every chunk, carried along each row of chunks: ``[M, H, K, V]``."""
-    steps = by_step(maps.transition, rows), by_step(maps.end_state, rows)
-    state = torch.zeros_like(steps[1][0])
-    before = []
-    for transition, end_state in zip(*(part.unbind(0) for part in steps), strict=True):
-        before.append(state)
-        state = Affine(transition, end_state).apply(state)
-    return torch.stack(before, dim=1).flatten(0, 1)
-
-
-def by_step(chunks: Tensor, rows: int) -> Tensor:
-    """``[rows * steps, ...]`` to ``[steps, rows, ...]``, contiguous."""
-    return chunks.reshape(rows, -1, *chunks.shape[1:]).transpose(0, 1).contiguous()
-
-
 class AttentionBlock(nn.Module):
     """A decoder layer with gated full attention; see ``LinearBlock`` for ``before`` and ``after``."""
 
@@ -202,28 +175,24 @@ class AttentionBlock(nn.Module):
     def forward(self, hidden: Tensor, grid: Grid) -> Tensor:
         """``hidden [N, hidden]`` -> the same."""
         q, k, v, gate = self.before(hidden, grid.angles.cos, grid.angles.sin)
-        q, k, v = (x.reshape(grid.rows, grid.length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-        grouped = q.shape[1] != k.shape[1]
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return self.after(hidden, mixed.transpose(1, 2).flatten(0, 1), gate)
+        return self.after(hidden, attended(q, k, v, grid), gate)
 
 
 class Trainee(nn.Module):
     """The whole model; ``loss`` is what is minimised, ``logits`` what is compared and measured."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Architecture) -> None:
         super().__init__()
         self.shape = shape
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        kinds = {"linear_attention": LinearBlock, "full_attention": AttentionBlock}
-        self.layers = nn.ModuleList(kinds[kind](shape) for kind in shape.layer_types)
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=True)
+        self.layers = nn.ModuleList(shape.block(depth) for depth in range(shape.num_hidden_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=shape.has_centred_norms)
         self.rotary = Rotary(int(shape.head_dim * shape.partial_rotary_factor), shape.rope_theta)
 
     def grid(self, rows: int, length: int, device: torch.device) -> Grid:
         """The grid of a batch; ``length`` is a multiple of the chunk."""
         positions = torch.arange(length, device=device).repeat(rows)
-        back = torch.arange(1, self.shape.linear_conv_kernel_dim, device=device)
+        back = torch.arange(1, self.shape.conv_width, device=device)
         history = (positions >= back[:, None]).float()[..., None]
         return Grid(rows, length, history, self.rotary(positions, length, torch.float32))
 
@@ -258,7 +227,8 @@ class Trainee(nn.Module):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles what works on flat tokens; its shapes are the same for all row lengths of one batch size."""
-        for kind in (LinearBlock, AttentionBlock):
+        kinds: set[Any] = {type(layer) for layer in self.layers}
+        for kind in kinds:
             for name in ("before", "after"):
                 compiled = torch.compile(getattr(kind, name), dynamic=False, fullgraph=True)
                 for layer in self.layers:
@@ -267,8 +237,8 @@ class Trainee(nn.Module):
         self.score = torch.compile(self.score, dynamic=False)  # type: ignore[method-assign]
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Tensors under the names of a ``qwen3_5_text`` checkpoint."""
-        names = {name: checkpoint_name(name) for name, _ in self.named_parameters()}
+        """Tensors under the names of the checkpoint."""
+        names = {name: self.shape.checkpoint_name(name) for name, _ in self.named_parameters()}
         return {names[name]: tensor.detach() for name, tensor in self.named_parameters()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -276,9 +246,4 @@ class Trainee(nn.Module):
         own = dict(self.named_parameters())
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.copy_(tensors[checkpoint_name(name)])
-
-
-def checkpoint_name(name: str) -> str:
-    """The checkpoint's name of one of our parameters."""
-    return "model." + name
+                parameter.copy_(tensors[self.shape.checkpoint_name(name)])

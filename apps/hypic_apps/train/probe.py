@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from hypic_apps.train.architecture import Architecture
 from hypic_apps.train.fit import Log, Settings, Training, measure
-from hypic_apps.train.model import Shape
 
 
 def variants(settings: Settings) -> Iterator[tuple[str, Settings]]:
@@ -18,7 +18,9 @@ def variants(settings: Settings) -> Iterator[tuple[str, Settings]]:
         yield name, replace(settings, compiled=compiled, graphed=graphed)
 
 
-def probe(shape: Shape, settings: Settings, device: torch.device, batch_tokens: int, length: int, log: Log) -> None:
+def probe(
+    shape: Architecture, settings: Settings, device: torch.device, batch_tokens: int, length: int, log: Log
+) -> None:
     """Logs seconds a step of every way for rows of ``length`` tokens, and the slowest operations of a plain step."""
     if device.type == "cuda":
         solvers(device, log)

@@ -125,7 +125,11 @@ class LinkCost:
         return self.latency_s + num_bytes * self.byte_s
 
     def observed(self, num_bytes: int, seconds: float) -> LinkCost:
-        """With the cost of a byte moved towards what one transfer showed."""
+        """With the cost of a byte moved towards what one transfer showed; the first one is all that is known."""
+        if self == UNMEASURED_LINK:
+            return LinkCost(
+                min(self.latency_s, seconds / 2), max(seconds / 2, seconds - self.latency_s) / max(num_bytes, 1)
+            )
         seen = max(seconds - self.latency_s, 0.0) / max(num_bytes, 1)
         floor = self.byte_s / LARGEST_RATIO
         seen = min(max(seen, floor), self.byte_s * LARGEST_RATIO)

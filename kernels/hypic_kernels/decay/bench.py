@@ -3,8 +3,8 @@
 The layer of a model of 16 billion parameters: 16 heads of 128, half of each rotated, norms of q and k, bfloat16.
 ``warm`` is a request over 16 cached segments (seams of 8 tokens and a tail of 128), ``long`` one row of 16,512 tokens,
 ``decode`` one token for each of some rows. A layout is compared with the reference before it is timed, and not timed if
-it is wrong. Times are per launch in a replayed graph that goes round several sets of inputs, as layers of a model do.
-Bytes are the least there are: each input read once, each output written once.
+it is wrong. Times are per launch within a replayed graph that goes round several sets of inputs, as layers do. Bytes
+are the least there are: each input read once, each output written once.
 """
 
 from __future__ import annotations

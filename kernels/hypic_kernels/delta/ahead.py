@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from hypic_kernels.delta import gathering, layout
+from hypic_kernels.delta import gathering, layout, solving
 from hypic_kernels.delta import reading as reading_kernel
 from hypic_kernels.delta import scanning as scanning_kernel
 from hypic_kernels.delta import stepping as stepping_kernel
@@ -17,6 +17,7 @@ from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.delta.rule import SCAN_PRECISIONS
 from hypic_kernels.delta.walk import Walk
 from hypic_kernels.launch import SHARED_BYTES, Launch
+from hypic_kernels.rows import Rows
 
 HEAD_DIMS = ((128, 128), (64, 64), (96, 192), (192, 192), (256, 256))
 
@@ -75,4 +76,8 @@ def _of_rows(p: Problem, case: _Case) -> Iterator[tuple[str, Launch]]:
     q, v = p.q.contiguous(), p.v.contiguous()
     yield f"gather {case}", gathering.gather(p.q, tokens, q, 1e-6)
     yield f"gate {case}", gathering.gate(p.g, p.beta, tokens, p.rule, gates[0], gates[1])
+    n, (heads, values) = case.size, p.v.shape[1:]
+    rows, k = Rows.of((n,)), p.k[:n].contiguous()[None]
+    made = torch.empty((1, n, heads)), k.new_empty((1, n, heads, k.shape[3])), k.new_empty((1, n, heads, values))
+    yield f"solve {case}", solving.solve(k, p.v, gates[:1], gates[1:], rows, *made)
     yield f"scatter {case}", gathering.scatter(v, tokens, p.norm, p.v)

@@ -2,10 +2,12 @@
 
 fla and Triton are imported only when they are asked for.
 
-With ``G`` the running sum of ``g`` within a chunk, fla's pieces give the WY form of arXiv 2412.06464: ``w, u`` of every
-chunk at once; then, chunk after chunk, ``v' = u - w S`` and ``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of
-every chunk at once. The transition of a row is the same walk from the identity with ``u = 0``. Operands of products are
-bfloat16, sums float32, the state between chunks float32; so a result is off by some 2^-9 of its size, as fla's own are.
+With ``G`` the running sum of ``g`` within a chunk, ``w, u`` of every chunk are made at once (``solving.py``, in the
+place of fla's three launches for it); then, chunk after chunk, ``v' = u - w S`` and
+``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of every chunk at once. The transition of a row is the same
+walk from the identity with ``u = 0``. Operands of products are bfloat16, sums float32, the state between chunks
+float32; so a result is off by some 2^-9 of its size, as fla's own are. Decays between tokens are differences of running
+sums, which one of less than some -1000 in a chunk would blur.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -25,6 +27,12 @@ from hypic_kernels.delta.rule import GatedNorm, Rule
 from hypic_kernels.rows import CHUNK, Rows
 
 MAX_KEY_DIM = 256
+# The layouts that fla's own measurements chose on an H200 (Triton 3.6, heads of 128).
+SUMS: Mapping[str, int] = {"num_warps": 1}
+SOLVE: Mapping[str, int] = {"BK": 64, "num_warps": 4}
+W_U: Mapping[str, int] = {"num_warps": 4, "num_stages": 3}
+STATES: Mapping[str, int] = {"BV": 32, "num_warps": 4, "num_stages": 3}
+OUTPUTS: Mapping[str, int] = {"BK": 64, "BV": 64, "num_warps": 4, "num_stages": 3}
 _LOG2_E = 1 / math.log(2)
 
 
@@ -57,7 +65,47 @@ def pieces() -> Pieces | None:
         {"scale", "chunk_size", "chunk_indices"},
     )
     is_known = all(names <= _parameters(piece) for piece, names in zip(found, taken, strict=True))
-    return found if is_known else None
+    return found if is_known and _pin_all() else None
+
+
+def _pin_all() -> bool:
+    """Leave each of fla's kernels one layout, in this process; ``False`` if one is not where it is looked for.
+
+    Measuring them takes minutes, and another layout may be chosen each time, with other roundings.
+    """
+    try:
+        from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_kernel_h_blockdim64
+        from fla.ops.common.chunk_o import chunk_fwd_kernel_o
+        from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_kkt_solve_kernel
+        from fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd_kernel
+        from fla.ops.utils.cumsum import chunk_local_cumsum_scalar_kernel
+    except ImportError:
+        return False
+    pins = (
+        (chunk_local_cumsum_scalar_kernel, SUMS),
+        (chunk_gated_delta_rule_fwd_kkt_solve_kernel, SOLVE),
+        (recompute_w_u_fwd_kernel, W_U),
+        (chunk_gated_delta_rule_fwd_kernel_h_blockdim64, STATES),
+        (chunk_fwd_kernel_o, OUTPUTS),
+    )
+    return all(pin(kernel, layout) for kernel, layout in pins)
+
+
+def pin(kernel: Any, layout: Mapping[str, int]) -> bool:
+    """Of the layouts that a kernel's autotuner would measure, leave the one that is nearest to ``layout``: fla lists
+    others for chips with less shared memory."""
+    tuner = kernel
+    while tuner is not None and not getattr(tuner, "configs", None):  # below heuristics
+        tuner = getattr(tuner, "fn", None)
+    if tuner is None:
+        return False
+    tuner.configs = [max(tuner.configs, key=lambda config: _agreement(config, layout))]
+    return True
+
+
+def _agreement(config: Any, layout: Mapping[str, int]) -> int:
+    values = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
+    return sum(values.get(name) == value for name, value in layout.items())
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:
@@ -65,24 +113,23 @@ def _parameters(function: Callable[..., Any]) -> set[str]:
 
 
 class Gathered(NamedTuple):
-    """Tokens in the order of rows: ``q, k [1, n, Hk, K]`` normalised, ``v [1, n, Hv, V]``, ``g, beta [1, n, Hv]``."""
+    """Tokens in the order of rows: ``q, k [1, n, Hk, K]`` normalised, ``g, beta [1, n, Hv]`` in float32."""
 
     q: Tensor
     k: Tensor
-    v: Tensor
     g: Tensor
     beta: Tensor
 
 
-def gathered(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, rule: Rule) -> Gathered:
-    """By this package's kernels; ``g`` is the logarithm of the decay, in float32."""
+def gathered(q: Tensor, k: Tensor, g: Tensor, beta: Tensor, rows: Rows, rule: Rule) -> Gathered:
+    """By this package's kernels; ``g`` becomes the logarithm of the decay."""
     from hypic_kernels.delta import gathering
 
     size, eps = len(rows.tokens), rule.eps if rule.normalise else None
-    heads = [x.new_empty((1, size, *x.shape[1:])) for x in (q, k, v)]
+    heads = [x.new_empty((1, size, *x.shape[1:])) for x in (q, k)]
     gates = [g.new_empty((1, size, g.shape[1]), dtype=torch.float32) for _ in range(2)]
-    for x, out, norm in zip((q, k, v), heads, (eps, eps, None), strict=True):
-        gathering.gather(x, rows.tokens, out, norm).run()
+    for x, out in zip((q, k), heads, strict=True):
+        gathering.gather(x, rows.tokens, out, eps).run()
     gathering.gate(g, beta, rows.tokens, rule, *gates).run()
     return Gathered(*heads, *gates)
 
@@ -95,11 +142,29 @@ class Chunked(NamedTuple):
     u: Tensor
 
 
-def chunked(x: Gathered, rows: Rows) -> Chunked:
-    known = _known()
+def chunked(x: Gathered, v: Tensor, rows: Rows) -> Chunked:
+    """By this package's kernel, of ``v [N, Hv, V]`` where it lies."""
+    from hypic_kernels.delta import solving
+
+    size, (num_heads, value_dim) = len(rows.tokens), v.shape[1:]
+    made = Chunked(
+        torch.empty_like(x.g),
+        x.k.new_empty((1, size, num_heads, x.k.shape[3])),
+        v.new_empty((1, size, num_heads, value_dim)),
+    )
+    solving.solve(x.k, v, x.g, x.beta, rows, *made).run()
+    return made
+
+
+def chunked_by_fla(x: Gathered, v: Tensor, rows: Rows) -> Chunked:
+    """The same by fla, which wants v in the order of rows: what ``run_bench`` compares with."""
+    from hypic_kernels.delta import gathering
+
+    known, values = _known(), v.new_empty((1, len(rows.tokens), *v.shape[1:]))
+    gathering.gather(v, rows.tokens, values, None).run()
     where = {"cu_seqlens": rows.cu_seqlens, "chunk_indices": rows.chunk_indices, "chunk_size": CHUNK}
     g = known.sums(x.g, scale=_LOG2_E, **where)
-    w, u, _ = known.w_u(k=x.k, v=x.v, g=g, beta=x.beta, **where)
+    w, u, _ = known.w_u(k=x.k, v=values, g=g, beta=x.beta, **where)
     return Chunked(g, w, u)
 
 
@@ -152,8 +217,8 @@ def run(
     from hypic_kernels.delta import gathering
 
     with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
-        x = gathered(q, k, v, g, beta, rows, rule)
-        made = chunked(x, rows)
+        x = gathered(q, k, g, beta, rows, rule)
+        made = chunked(x, v, rows)
         states, values, final = walked(x, made, rows, initial)
         found = outputs(x, made, rows, states, values, rule.scale)
         gathering.scatter(found, rows.tokens, norm, out).run()

@@ -2,8 +2,8 @@
 
 ``whole`` is one row of 16,512 tokens, ``encodes`` 16 rows of 1,024 whose transitions are wanted, each behind a state.
 Both ways are compared with the reference before they are timed. ``time_s`` is that of a replayed graph, ``eager_s`` of
-launches from Python, which the host may limit. The first line says how long fla's first use took: that is compiling and
-measuring layouts, of which fla keeps the best on disk.
+launches from Python, which the host may limit. The first line says how long fla's first use took, and
+with which layouts.
 """
 
 from __future__ import annotations
@@ -93,13 +93,15 @@ class Work:
     def pieces(self) -> dict[str, Callable[[], object]]:
         """What ``by_fla`` launches, piece by piece."""
         p, rows = self.problem, self.rows
-        x = chunked.gathered(*p.tokens, rows, p.rule)
-        made = chunked.chunked(x, rows)
+        q, k, v, g, beta = p.tokens
+        x = chunked.gathered(q, k, g, beta, rows, p.rule)
+        made = chunked.chunked(x, v, rows)
         states, values, _ = chunked.walked(x, made, rows, self.initial)
         found = chunked.outputs(x, made, rows, states, values, p.rule.scale)
         return {
-            "gather": lambda: chunked.gathered(*p.tokens, rows, p.rule),
-            "chunks": lambda: chunked.chunked(x, rows),
+            "gather": lambda: chunked.gathered(q, k, g, beta, rows, p.rule),
+            "chunks": lambda: chunked.chunked(x, v, rows),
+            "chunks by fla": lambda: chunked.chunked_by_fla(x, v, rows),
             "states": lambda: chunked.walked(x, made, rows, self.initial),
             "outputs": lambda: chunked.outputs(x, made, rows, states, values, p.rule.scale),
             "scatter": lambda: gathering.scatter(found, rows.tokens, p.norm, self.out).run(),
@@ -127,29 +129,11 @@ def rows(heads: tuple[int, int], dims: tuple[int, int], repeats: int) -> Iterato
             yield line
         for piece, launch in work.pieces().items():
             yield {**about, "piece": piece, "time_s": replayed_s([launch], repeats)}
-        yield {**about, "layouts": layouts()}
         del work, exact
         torch.cuda.empty_cache()
 
 
-def layouts() -> dict[str, list[str]]:
-    """What fla's measurements chose, by kernel; each key and its layout."""
-    from fla.ops.common import chunk_delta_h, chunk_o
-    from fla.ops.gated_delta_rule import chunk_fwd, wy_fast
-    from fla.ops.utils import cumsum
-
-    kernels = {
-        "sums": cumsum.chunk_local_cumsum_scalar_kernel,
-        "solve": chunk_fwd.chunk_gated_delta_rule_fwd_kkt_solve_kernel,
-        "w_u": wy_fast.recompute_w_u_fwd_kernel,
-        "states": chunk_delta_h.chunk_gated_delta_rule_fwd_kernel_h_blockdim64,
-        "outputs": chunk_o.chunk_fwd_kernel_o,
-    }
-    return {name: _chosen(kernel) for name, kernel in kernels.items()}
-
-
-def _chosen(kernel: Any) -> list[str]:
-    """Below the heuristics that wrap it stands the autotuner, with its table."""
-    while not hasattr(kernel, "cache"):
-        kernel = kernel.fn
-    return [f"{key}: {config}" for key, config in kernel.cache.items()]
+def layouts() -> dict[str, dict[str, int]]:
+    """What fla's kernels are pinned to, where fla lists it."""
+    named = {"sums": chunked.SUMS, "solve": chunked.SOLVE, "w_u": chunked.W_U, "states": chunked.STATES}
+    return {name: dict(layout) for name, layout in (*named.items(), ("outputs", chunked.OUTPUTS))}

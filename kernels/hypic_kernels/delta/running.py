@@ -67,7 +67,7 @@ def runs_here(
 ) -> bool:
     """Whether ``run`` is fast for such a layer: fla is there, and right on a random problem, which is tried once.
 
-    That compiles and measures fla's layouts for these sizes: some minutes at the first start, seconds at later ones.
+    That compiles fla's kernels for these sizes, which takes some seconds at the first start.
     """
     known = torch.empty(0, device=device).device  # "cuda" has a number
     variant = RunVariant(known, dtype, num_k_heads, num_v_heads, key_dim, value_dim, True, True)

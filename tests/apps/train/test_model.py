@@ -12,8 +12,9 @@ from torch import Tensor
 from hypic.engine.layers.conv import causal_conv
 from hypic_apps.train import exam, fit
 from hypic_apps.train.export import BUDGET_BYTES, export, load
+from hypic_apps.train.grid import shifted_conv
 from hypic_apps.train.initial import initialise
-from hypic_apps.train.model import Shape, Trainee, shifted_conv
+from hypic_apps.train.model import Shape, Trainee
 from hypic_apps.train.render import Encoder, Row, Weights
 from hypic_apps.train.vocabulary import save
 

@@ -13,12 +13,13 @@ import pytest
 
 from hypic.config import EngineConfig
 from hypic.engine import starting, workers
-from hypic.engine.engine import Emission, Engine, Task, Vocabulary
+from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.router import Router
 from hypic.engine.sizing import Need
 from hypic.engine.store.image import EntryImage, export
+from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Policy, SamplingParams
 from tests.engine.harness import live, seg

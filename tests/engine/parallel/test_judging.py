@@ -87,7 +87,7 @@ def test_a_peer_that_keeps_other_heads_is_judged(found: Sequence[float], state: 
     assert trust.due(0.0, {1}) == []  # it is not connected
     view.becomes((1, 1), "connected")
     assert trust.due(0.0, {2}) == [] and trust.due(0.0, {1}) == [(1, 1)] and trust.due(0.0, {1}) == []
-    trust.judge((1, 1), image(with_norms(*found), SMALL))
+    trust.settle((1, 1), trust.apart(image(with_norms(*found), SMALL)))
     assert view.peers[1].state == state and len(reports) == (state == "refused")
 
 

@@ -251,7 +251,7 @@ def test_a_view_knows_generations_and_lets_failing_peers_rest() -> None:
 def test_requests_and_answers_travel_whole() -> None:
     from dataclasses import replace
 
-    from hypic.engine.engine import Task
+    from hypic.engine.task import Task
     from hypic.types import CacheReport, Completion, Policy, SamplingParams, SegmentReport, TokenLogprob, Usage
     from tests.engine.harness import few_segments
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypic.engine.parallel.assign import PLANNERS, Job, Member, elsewhere, longest_first, makespan_s, round_robin
-from hypic.engine.parallel.cost import EncodeCost, EntrySize, LinkCost, Pace, from_json, to_json
+from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, EntrySize, LinkCost, Pace, from_json, to_json
 from hypic.engine.parallel.simulate import Fleet, Trace, cold_request_s, lengths, play, uneven_ratio
 
 ENCODE = EncodeCost(step_s=0.016, token_s=2e-5, pair_s=2e-10)
@@ -55,6 +55,17 @@ def test_a_pace_follows_steps_of_segments_and_no_others() -> None:
     for _ in range(20):
         pace.ran([500, 500], 8, truth_s)
     assert pace.cost.scale == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_link_is_what_its_first_transfer_shows_and_follows_the_others() -> None:
+    large = 143 * 2**20
+    fast = UNMEASURED_LINK.observed(large, large / 1e11)
+    assert fast.seconds(large) == pytest.approx(large / 1e11)
+    for _ in range(40):
+        fast = fast.observed(large, large / 5e10)
+    assert fast.seconds(large) == pytest.approx(large / 5e10, rel=0.01)
+    assert fast.observed(large, 100.0).seconds(large) < 3 * fast.seconds(large)  # one slow transfer is no slow link
+    assert UNMEASURED_LINK.observed(4096, 1e-4).seconds(4096) == pytest.approx(1e-4)
 
 
 def test_even_segments_are_spread_evenly() -> None:

@@ -75,7 +75,7 @@ def test_sampling_goes_on_where_it_stopped(engine: Running, alone: Running) -> N
 def _sampled(engine: Running, sampling: SamplingParams, generated: tuple[int, ...]) -> tuple[int, ...]:
     import queue
 
-    from hypic.engine.engine import Task
+    from hypic.engine.task import Task
 
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     name = f"sampled-{len(generated)}"

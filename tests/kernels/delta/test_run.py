@@ -168,11 +168,27 @@ def test_pieces_in_their_order_give_what_the_reference_gives(stood_in: None, is_
 
 
 @needs_interpreter
+@pytest.mark.parametrize("dims", [(24, 17), (130, 16)], ids=str)
+@pytest.mark.parametrize("heads", [(2, 4), (1, 3)], ids=str)
+def test_chunks_are_solved_as_by_fla(stood_in: None, heads: tuple[int, int], dims: tuple[int, int]) -> None:
+    """Running sums, ``w`` and ``u``, by one kernel and by pieces of fla's meaning."""
+    p = Problem.random(Shape(*dims, *heads, 64, (70, 64, 1, 33), 0))
+    rows = replace(Rows.of((70, 64, 1, 33)), tokens=torch.arange(168, dtype=torch.int32).flip(0))
+    x = chunked.gathered(p.q, p.k, p.g, p.beta, rows, p.rule)
+    made = chunked.chunked(x, p.v, rows), chunked.chunked_by_fla(x, p.v, rows)
+    assert all(relative_error(one, other.double()) < 1e-6 for one, other in zip(*made, strict=True))
+    other = chunked.chunked(x._replace(beta=x.beta / 2), p.v, rows)
+    assert relative_error(other.w, made[1].w.double()) > 100 * 1e-6
+
+
+@needs_interpreter
 @pytest.mark.parametrize("fault", ["scale", "sums", "unit"])
 def test_a_wrong_call_shows(stood_in: None, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hypic_kernels.delta import solving
+
     p, rows = problem_of(LENGTHS), Rows.of(LENGTHS, 2)
     if fault == "sums":
-        monkeypatch.setattr(chunked, "_LOG2_E", 1.0)
+        monkeypatch.setattr(solving, "LOG2_E", 1.0)
     elif fault == "unit":
         monkeypatch.setattr(torch, "eye", lambda size, sound=torch.eye, **options: 2 * sound(size, **options))
     wide = p.wide()
@@ -183,9 +199,34 @@ def test_a_wrong_call_shows(stood_in: None, fault: str, monkeypatch: pytest.Monk
     assert max(errors) > 100 * 1e-5
 
 
-def test_other_versions_of_fla_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"self", "other"} == chunked._parameters(lambda self, other: None)
-    assert chunked.pieces() is None or torch.cuda.is_available(), "fla is not for a CPU"
+def test_a_kernel_is_left_the_layout_that_is_nearest() -> None:
+    """Below heuristics stands the autotuner; one that lists other layouts keeps what comes nearest."""
+
+    class Config:
+        def __init__(self, num_warps: int, num_stages: int, **kwargs: int) -> None:
+            self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
+
+    class Kernel:
+        def __init__(self, fn: Any = None, configs: Any = None) -> None:
+            self.fn, self.configs = fn, configs
+
+    listed = [Config(2, 2, BV=64), Config(4, 2, BV=32), Config(4, 3, BV=32), Config(4, 3, BV=64)]
+    tuner = Kernel(Kernel(), listed)
+    assert chunked.pin(Kernel(tuner, None), chunked.STATES) and tuner.configs == [listed[2]]
+    small = Kernel(Kernel(), listed[:2])
+    assert chunked.pin(small, chunked.STATES) and small.configs == [listed[1]]
+    assert not chunked.pin(Kernel(), chunked.STATES)
+
+
+@pytest.mark.gpu
+def test_nothing_is_measured_at_first_use() -> None:
+    if chunked.pieces() is None:
+        pytest.skip("fla is not installed")
+    from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_kernel_h_blockdim64 as kernel
+
+    while not getattr(kernel, "configs", None):
+        kernel = kernel.fn
+    assert len(kernel.configs) == 1
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
