@@ -19,6 +19,8 @@ from hypic_kernels.rows import row_arrays
 Ints = NDArray[np.int32]
 # Tokens a row of a chain must have on average: below, padding to chunks of 64 would be most of the work.
 SHORT_ROW = 48
+# Rows of a chain that are kept apart: each waits for the one before, while the maps of all are made side by side.
+MOST_ROUNDS = 4
 
 
 class RoundCounts(NamedTuple):
@@ -58,7 +60,8 @@ def runs_of(chains: Sequence[Chain], min_tokens: int | None) -> tuple[int, ...]:
 
 def _is_run(chain: Chain) -> bool:
     is_rows = all(isinstance(link, RowLink) for link in chain.links)
-    return is_rows and chain.num_tokens >= SHORT_ROW * len(chain.links)
+    is_long = is_rows and chain.num_tokens >= SHORT_ROW * len(chain.links)
+    return is_long and len(rows_of(chain, 0)) <= MOST_ROUNDS
 
 
 def rows_of(chain: Chain, first: int) -> list[RunRow]:

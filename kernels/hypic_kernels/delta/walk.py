@@ -29,15 +29,16 @@ class Walk:
         map_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float32),
         state_dtype: torch.dtype = torch.float32,
     ) -> Walk:
-        """Three chains, the second of stored maps only; some transitions are zero, some the identity; stored maps stand
-        alone, in pairs and after up to two chunks; a third of the states before elements is wanted; the last chain's
-        final state is not written. Without ``map_dtypes`` chunks only.
+        """Three chains, the second of stored maps only, each chunk in one of them (chains are walked side by side);
+        some transitions are zero, some the identity; stored maps stand alone, in pairs and after up to two chunks; a
+        third of the states before elements is wanted; the last chain's final state is not written. Without
+        ``map_dtypes`` chunks only.
         """
         count, device = len(problem.chunks), problem.q.device
         rows: list[tuple[int, int, int]] = []
         ends = [0]
         for number in range(3):
-            for step, chunk in enumerate(range(number, count, 2) if number != 1 else ()):
+            for step, chunk in enumerate(range(number // 2, count, 2) if number != 1 else ()):
                 rows += [(0, chunk, chunk)] + [(1, (chunk % 5) - 2, chunk % 4)] * (
                     (step + number) % 3 if map_dtypes else 0
                 )
