@@ -127,9 +127,13 @@ def test_what_is_read_back_together_comes_apart_as_it_was(num_flags: int) -> Non
 @pytest.mark.gpu
 def test_what_a_gpu_is_at_is_read_back_once_it_is_done() -> None:
     numbers = torch.arange(6, device="cuda").view(2, 3)
-    torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # cycles: the host is here long before
-    flags, doubled = numbers % 2 == 0, numbers * 2
-    read_back = ReadBack([flags, doubled, numbers.half()])
+
+    def begun() -> ReadBack:
+        return ReadBack([numbers % 2 == 0, numbers * 2, numbers.half()])
+
+    begun().wait()  # a kernel that is loaded at its first use holds up the host
+    torch.cuda._sleep(400_000_000)  # type: ignore[no-untyped-call]  # cycles: the host is here long before
+    read_back = begun()
     assert not read_back.has_come
     found = read_back.wait()
     assert read_back.has_come and not any(tensor.is_cuda for tensor in found)

@@ -20,7 +20,7 @@ from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.kernel_batch import Geometry, packed
 from hypic.engine.kernel_plan import Round
 from hypic.engine.layers import linear_kernels, linear_runs
-from hypic.engine.run_arrays import RunRow, rows_of, run_arrays, runs_of
+from hypic.engine.run_arrays import MOST_ROUNDS, RunRow, rows_of, run_arrays, runs_of
 from hypic.engine.runner import geometry_of, path_of
 from hypic.errors import NonFiniteOutput
 from tests.engine.harness import TOLERANCE, Bench, Checkpoints, Pieces, live, relative, seg
@@ -50,6 +50,12 @@ def test_runs_are_chains_of_long_rows_alone() -> None:
     chains = [short, long, warm, encode, chain(row(8), row(87))]
     assert runs_of(chains, 0) == (1, 3)
     assert runs_of(chains, 144) == (1, 3) and runs_of(chains, 145) == () and runs_of(chains, None) == ()
+
+
+def test_a_chain_of_many_kept_rows_is_no_run() -> None:
+    few = chain(*(row(100, snapshot=5 + n) for n in range(MOST_ROUNDS)))
+    many = chain(*(row(100, snapshot=5 + n) for n in range(MOST_ROUNDS + 1)))
+    assert runs_of([few, many], 0) == (0,)
 
 
 def test_rows_between_which_nothing_is_kept_are_one() -> None:

@@ -29,7 +29,7 @@ class Walk:
         map_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float32),
         state_dtype: torch.dtype = torch.float32,
     ) -> Walk:
-        """Three chains, the second of stored maps only, each chunk in one of them, since chains are walked side by side;
+        """Three chains, the second of stored maps only, each chunk in one of them (chains are walked side by side);
         some transitions are zero, some the identity; stored maps stand alone, in pairs and after up to two chunks; a
         third of the states before elements is wanted; the last chain's final state is not written. Without
         ``map_dtypes`` chunks only.

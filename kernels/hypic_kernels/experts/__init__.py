@@ -1,40 +1,32 @@
 """A mixture of experts: choosing, sorting rows by expert, products of few rows with many matrices, and adding up.
 
 ``route`` takes the best of a softmax, ``route_groups`` of sigmoid scores within the best groups, ``order`` says which
-rows an expert has, ``scatter`` copies them there,
-``combine`` adds the experts' rows and a gated shared expert. ``gate_up`` and ``down`` are the products of few rows with
-experts' matrices; of many (see ``fits``), torch's grouped ones are faster. Every index stays on the device and every
-shape follows from the arguments' shapes, so a captured graph can be replayed. The definition is ``reference.py``, notes
-on the kernels in README.md.
+rows an expert has, ``scatter`` copies them there, ``combine`` adds the experts' rows and a gated shared expert.
+``gate_up`` and ``down`` are the products of few rows with experts' matrices; of many (see ``fits``), torch's grouped
+ones are faster. Every index stays on the device and every shape follows from the arguments' shapes, so a captured graph
+can be replayed. The definition is ``reference.py``, notes on the kernels in README.md.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hypic_kernels import available, interpreted
+from hypic_kernels import available
 from hypic_kernels.experts import reference
-from hypic_kernels.experts.check import GroupsVariant, OrderVariant, ProductVariant, Variant
+from hypic_kernels.experts.backend import Backend, ExpertsError, may_take_kernel, takes_kernel
+from hypic_kernels.experts.check import OrderVariant, ProductVariant, Variant
+from hypic_kernels.experts.choosing import route, route_groups
 from hypic_kernels.experts.layout import LARGE, LARGE_BYTES, Kind, Layout, choose, fits, is_many, layouts
-from hypic_kernels.trust import Variant as Trusted
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
     "Backend", "ExpertsError", "Layout", "Ordered", "Scattered", "choose", "combine", "down", "fits", "gate_up",
     "multiplies", "multiplies_many", "order", "route", "route_groups", "scatter",
 ]  # fmt: skip
-
-Backend = Literal["auto", "triton", "reference"]
-STORAGE = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
-MOST_EXPERTS = 1024
-
-
-class ExpertsError(ValueError):
-    """Tensors that do not fit each other."""
 
 
 class Scattered(NamedTuple):
@@ -55,73 +47,6 @@ class Ordered(NamedTuple):
     ends: Tensor
 
 
-def route(logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
-    """The ``top_k`` best of a softmax over ``logits [N, E]``: weights ``[N, k]`` float32 (float64 if ``logits`` are),
-    divided by their sum with ``renormalise``, and experts ``[N, k]`` int32, best first, the lower number in a tie.
-
-    Weights of a row with NaN are NaN; its experts are any, each once.
-
-    Raises:
-        ExpertsError: more experts are wanted than there are, or there are too many.
-    """
-    if logits.ndim != 2 or not 0 < top_k <= logits.shape[1] <= MOST_EXPERTS:
-        raise ExpertsError(f"{top_k} of logits {list(logits.shape)} cannot be chosen; up to {MOST_EXPERTS} experts.")
-    if not _takes_kernel(backend, (logits,), Variant(logits.device, logits.dtype, top_k)):
-        return reference.route(logits, top_k, renormalise)
-    from hypic_kernels.experts import triton as kernel
-
-    weights = torch.empty((len(logits), top_k), dtype=torch.float32, device=logits.device)
-    chosen = torch.empty((len(logits), top_k), dtype=torch.int32, device=logits.device)
-    kernel.route(logits.contiguous(), weights, chosen, renormalise).run()
-    return weights, chosen
-
-
-def route_groups(
-    logits: Tensor,
-    top_k: int,
-    *,
-    bias: Tensor | None = None,
-    num_groups: int = 1,
-    top_groups: int = 1,
-    scale: float = 1.0,
-    renormalise: bool = True,
-    backend: Backend = "auto",
-) -> tuple[Tensor, Tensor]:
-    """The ``top_k`` best of ``sigmoid(logits) + bias`` within the best groups (DeepSeek-V3, arXiv 2412.19437).
-
-    ``logits [N, E]``, experts in ``num_groups`` equal groups, one after the other; a group is worth the sum of its two
-    best, and ``top_groups`` of them are chosen from. Weights ``[N, k]``, float32 (float64 for such logits), are scores
-    without the ``bias [E]``, divided by their sum plus 1e-20 with ``renormalise``, times ``scale``; experts ``[N, k]``
-    int32, best first, the lower number in a tie. Weights of a row with NaN are NaN; its experts are any, each once.
-
-    Raises:
-        ExpertsError: the groups are no equal parts, hold too few experts, or there are too many.
-    """
-    _check_groups(logits, top_k, bias, num_groups, top_groups)
-    variant = GroupsVariant.of(logits, bias, top_k, num_groups, top_groups)
-    if not _takes_kernel(backend, (logits,) if bias is None else (logits, bias), variant):
-        return reference.route_groups(logits, bias, top_k, num_groups, top_groups, scale, renormalise)
-    from hypic_kernels.experts import routing as kernel
-
-    weights = torch.empty((len(logits), top_k), dtype=torch.float32, device=logits.device)
-    chosen = torch.empty((len(logits), top_k), dtype=torch.int32, device=logits.device)
-    how = (num_groups, top_groups, scale, renormalise)
-    kernel.route_groups(logits.contiguous(), bias, *how, weights, chosen).run()
-    return weights, chosen
-
-
-def _check_groups(logits: Tensor, top_k: int, bias: Tensor | None, num_groups: int, top_groups: int) -> None:
-    num_experts = logits.shape[-1]
-    if logits.ndim != 2 or not 0 < num_experts <= MOST_EXPERTS or num_experts % num_groups:
-        about = f"logits {list(logits.shape)} cannot be {num_groups} equal groups"
-        raise ExpertsError(f"{about} of together up to {MOST_EXPERTS} experts.")
-    size = num_experts // num_groups
-    if (num_groups > 1 and size < 2) or not 0 < top_groups <= num_groups or not 0 < top_k <= size * top_groups:
-        raise ExpertsError(f"{top_k} experts cannot be chosen from {top_groups} of {num_groups} groups of {size}.")
-    if bias is not None and (tuple(bias.shape) != (num_experts,) or not bias.is_contiguous()):
-        raise ExpertsError(f"bias has shape {list(bias.shape)}; it must be contiguous {[num_experts]}.")
-
-
 def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "auto") -> Scattered:
     """Every token ``x [N, D]`` to a row for each of its experts, ``chosen [N, k]`` int32, each below ``num_experts``.
 
@@ -133,7 +58,7 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
     if chosen.ndim != 2 or len(chosen) != len(x) or chosen.dtype != torch.int32 or x.stride(-1) != 1:
         about = f"{list(chosen.shape)} {chosen.dtype}"
         raise ExpertsError(f"chosen is {about}; it must be int32, with a row for each of the rows of {list(x.shape)}.")
-    if not _takes_kernel(backend, (x,), Variant(x.device, x.dtype, chosen.shape[1])):
+    if not takes_kernel(backend, (x,), Variant(x.device, x.dtype, chosen.shape[1])):
         return Scattered(*reference.scatter(x, chosen, num_experts))
     from hypic_kernels.experts import triton as kernel
 
@@ -156,7 +81,7 @@ def order(chosen: Tensor, num_experts: int, *, backend: Backend = "auto") -> Ord
     """
     if chosen.ndim != 2 or chosen.dtype != torch.int32 or not chosen.is_contiguous():
         raise ExpertsError(f"chosen {list(chosen.shape)} {chosen.dtype} must be int32 [N, k], and contiguous.")
-    if not _takes_kernel(backend, (chosen,), OrderVariant(chosen.device, chosen.shape[1])):
+    if not takes_kernel(backend, (chosen,), OrderVariant(chosen.device, chosen.shape[1])):
         return Ordered(*reference.order(chosen, num_experts))
     from hypic_kernels.experts import triton as kernel
 
@@ -210,7 +135,7 @@ def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: b
 
     The first call for a type and a width compiles and checks them all.
     """
-    if not _may_take_kernel((x, up_weight, down_weight)) or not _are_readable(x, up_weight, down_weight):
+    if not may_take_kernel((x, up_weight, down_weight)) or not _are_readable(x, up_weight, down_weight):
         return False
     widths = (up_weight.shape[-1], down_weight.shape[-1])
     return _all_trusted(x.device, x.dtype, widths, "silu" if is_gated else "relu2")
@@ -220,7 +145,7 @@ def multiplies_many(rows: Tensor, down_weight: Tensor) -> bool:
     """Whether ``down`` of so many rows is a kernel here that torch's grouped product does not beat."""
     if not is_many(len(rows), len(down_weight), "none", rows.dtype, _room(rows.device)):
         return False
-    return _may_take_kernel((rows, down_weight)) and _layout("auto", rows, down_weight, None, "none") is not None
+    return may_take_kernel((rows, down_weight)) and _layout("auto", rows, down_weight, None, "none") is not None
 
 
 @functools.cache
@@ -254,8 +179,8 @@ def _layout(backend: Backend, x: Tensor, weight: Tensor, tokens: Tensor | None, 
     """How the kernel is laid out; ``None`` where the reference is taken."""
     layout = choose(len(x) if tokens is None else len(tokens), len(weight), kind, x.dtype, _room(x.device))
     variant = _product_variant(x.device, x.dtype, kind, tokens is not None, x.shape[1], layout)
-    takes_kernel = _are_readable(x, weight) and _takes_kernel(backend, (x, weight), variant)
-    return layout if takes_kernel else None
+    is_kernel = _are_readable(x, weight) and takes_kernel(backend, (x, weight), variant)
+    return layout if is_kernel else None
 
 
 def _are_readable(x: Tensor, *weights: Tensor) -> bool:
@@ -304,7 +229,7 @@ def combine(
     """
     _check_combine(rows, places, weights, shared, x, gate, residual)
     tensors = tuple(tensor for tensor in (rows, shared, x, gate, residual) if tensor is not None)
-    if not _takes_kernel(backend, tensors, Variant(rows.device, rows.dtype, places.shape[1])):
+    if not takes_kernel(backend, tensors, Variant(rows.device, rows.dtype, places.shape[1])):
         return reference.combine(rows, places, weights, shared, x, gate, residual)
     from hypic_kernels.experts import triton as kernel
 
@@ -335,18 +260,3 @@ def _check_combine(
         raise ExpertsError(f"residual is {residual.dtype} and rows are {rows.dtype}; they must be of one type.")
     if gate is not None and (x is None or shared is None or tuple(x.shape) != (num_tokens, len(gate))):
         raise ExpertsError("a gate takes a shared expert and one row of inputs of its width a token.")
-
-
-def _takes_kernel(backend: Backend, tensors: tuple[Tensor, ...], variant: Trusted) -> bool:
-    """Whether the kernel is asked for, or ``auto`` may mean it and it is trusted."""
-    if backend != "auto":
-        return backend == "triton"
-    return _may_take_kernel(tensors) and is_trusted(variant)
-
-
-def _may_take_kernel(tensors: tuple[Tensor, ...]) -> bool:
-    """CUDA, types that kernels read, no gradient."""
-    if not tensors[0].is_cuda or not available() or interpreted():
-        return False
-    wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return not wants_gradient and all(tensor.dtype in STORAGE and tensor.stride(-1) == 1 for tensor in tensors)

@@ -129,7 +129,6 @@ def test_drift_sees_every_cached_token_wherever_seams_lie(arm: str, subject: Sub
     assert far is not None and 0 < far < 1 and near is not None, "one segment has a narrow seam in every arm"
 
 
-
 def test_cached_tokens_drift_from_the_second_layer_on(subject: Subject, item: Item) -> None:
     (found,) = drift.measure(subject, [item], ("transition",))
     first, *others = found.by_distance

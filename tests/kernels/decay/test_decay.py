@@ -278,7 +278,8 @@ def check_variants(problem: Kind, size: int, precision: Precision, num_layouts: 
     dims = (problem.key_dim, problem.value_dim)
     lifts = [LiftVariant(problem, size, precision, each) for each in lift_candidates(size, *dims)[:num_layouts]]
     reads = [ReadVariant(problem, F32, size, precision, each) for each in read_candidates(size, *dims)[:num_layouts]]
-    for variant in (*lifts, *reads):
+    variants: list[LiftVariant | ReadVariant] = [*lifts, *reads]
+    for variant in variants:
         assert variant.measure() <= variant.tolerance, variant
 
 
