@@ -27,6 +27,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.config",),
     ("hypic.engine.affine",),
     ("hypic.engine.linear",),
+    ("hypic.engine.token_ids",),
     ("hypic.engine.segment",),
     ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Any, overload
 
 from hypic.engine.segment import Identity, Label, label_of
+from hypic.engine.token_ids import head_of
 from hypic.errors import PromptError
 from hypic.types import Policy, Segment
 
@@ -82,6 +83,8 @@ class Ids(Sequence[int]):
         if number < len(self.runs) and stop <= self._stops[number]:
             run = self.runs[number]
             before = self._stops[number] - len(run)
+            if start == before and stop == self._stops[number]:
+                return run
             return run[start - before : max(start, stop) - before]
         ids: list[int] = []
         for run, end in zip(self.runs[number:], self._stops[number:], strict=True):
@@ -261,11 +264,12 @@ class _Builder:
         if piece.namespaces:
             self.live_spaces.append((self.num_tokens, piece.namespaces))
             self.spaces |= piece.namespaces
-        digest.update(_live(piece.ids[:-1]))
+        done = 0
         if piece.is_answer and len(piece.ids) > 1:
-            position = self.num_tokens + len(piece.ids) - 1
-            self.marks.append(Mark(position, _named(digest, self.spaces), is_taken=False))
-        digest.update(_live(piece.ids[-1:]))
+            done = len(piece.ids) - 1
+            digest.update(_live(piece.ids[:done]))
+            self.marks.append(Mark(self.num_tokens + done, _named(digest, self.spaces), is_taken=False))
+        digest.update(_live(piece.ids[done:]))
         self.row(len(piece.ids))
 
     def row(self, num_tokens: int) -> None:
@@ -294,13 +298,14 @@ class _Builder:
             self.num_tokens += stop - start
             self.spans.append(Interior(origin + start, origin + stop, origin, len(self.segments), keys[-1]))
             done = stop
-        digest.update(_live(piece.ids[done:]))
-        self.row(len(piece.ids) - done)
+        if done < len(piece.ids):
+            digest.update(_live(piece.ids[done:]))
+            self.row(len(piece.ids) - done)
         self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys)))
 
     def _key(self, piece: Piece, start: int, stop: int) -> bytes:
         assert piece.segment is not None, "only segments have entries"
-        return self.identity.key(piece.ids[:stop], start, piece.segment.namespace, self.policy.deterministic)
+        return self.identity.key(head_of(piece.ids, stop), start, piece.segment.namespace, self.policy.deterministic)
 
 
 def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:

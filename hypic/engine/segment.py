@@ -9,7 +9,6 @@ full-attention layer unrotated K and V (pages). A *snapshot* holds a prompt's he
 from __future__ import annotations
 
 import hashlib
-import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hypic.engine.token_ids import packed_ids
 from hypic.types import Segment
 
 Slots = NDArray[np.int64]
@@ -42,7 +42,7 @@ class Identity:
         path = f"{deterministic}:{self.path}" if deterministic else str(deterministic)
         parts = (self.fingerprint, self.dtype, self.storage, self.adapter, str(seam), path)
         digest = _begun((*parts, "none" if namespace is None else f"some:{namespace}")).copy()
-        digest.update(struct.pack(f"<{len(ids)}q", *ids))
+        digest.update(packed_ids(ids))
         return bytes(digest.digest())
 
 
