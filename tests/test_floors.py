@@ -36,6 +36,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.plan",),
     ("hypic.engine.chain",),
     ("hypic.engine.conv_plan", "hypic.engine.scan_plan", "hypic.engine.run_arrays"),
+    ("hypic.engine.conv_arrays",),
     ("hypic.engine.kernel_arrays",),
     ("hypic.engine.kernel_buffer",),
     ("hypic.engine.kernel_plan",),

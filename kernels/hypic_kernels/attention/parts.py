@@ -21,6 +21,8 @@ MOST_ROUNDS = 4
 """Rounds of programs up to which tiles are cut: with more, short tiles at the end even things out."""
 NEAR = 1.15
 """A time over the mean that is not worth another round."""
+AT_ONCE = 32
+"""Sizes of parts that are tried in one pass."""
 NO_TILE = -1
 """The tile of a part that is padding."""
 
@@ -38,6 +40,8 @@ class Parts(NamedTuple):
 
 def shared_out(seen: NDArray[np.integer], num_lanes: int, unit: int = UNIT) -> Parts:
     """Parts of tiles that see ``seen [M]`` keys each, for ``num_lanes`` that run at once; 0: one part a tile."""
+    if len(seen) == 1:
+        return _of_one(int(seen[0]), max(1, num_lanes), unit)
     units = np.maximum(1, -(-seen.astype(np.int64) // unit))
     is_cut = 0 < len(units) <= MOST_ROUNDS * num_lanes
     most = _best_units(units, num_lanes) if is_cut else int(units.max(initial=1))
@@ -50,6 +54,18 @@ def shared_out(seen: NDArray[np.integer], num_lanes: int, unit: int = UNIT) -> P
     begin = (np.arange(len(tile)) - first[tile]) * sizes[tile] * unit
     end = np.minimum(begin + sizes[tile] * unit, seen[tile])
     return Parts(*(each.astype(np.int32) for each in (tile, begin, end, first, number)))
+
+
+def _of_one(seen: int, num_lanes: int, unit: int) -> Parts:
+    """A single tile, as when a request's last token is run: one round is best, since in ``r`` rounds each lane has its
+    share of the units all the same, and ``r`` beginnings."""
+    units = max(1, -(-seen // unit))
+    most = -(-units // num_lanes)
+    size = -(-units // -(-units // most))
+    number = -(-units // size)
+    begin = np.arange(0, number * size * unit, size * unit, dtype=np.int32)
+    tile, first = np.zeros(number, dtype=np.int32), np.zeros(1, dtype=np.int32)
+    return Parts(tile, begin, np.minimum(begin + size * unit, seen), first, np.array([number], dtype=np.int32))
 
 
 def most_parts(num_tiles: int, num_lanes: int) -> int:
@@ -75,8 +91,9 @@ def _least_units(units: NDArray[np.int64], room: int) -> int:
     low, high = max(1, -(-total // room)), int(units.max())
     if spare:
         high = min(high, max(low, -(-total // spare)))  # a tile has less than one part more than its share
-    while low < high:
+    while high - low >= AT_ONCE:
         middle = (low + high) // 2
         fits = int((-(-units // middle)).sum()) <= room
         low, high = (low, middle) if fits else (middle + 1, high)
-    return low
+    sizes = np.arange(low, high, dtype=np.int64)  # a larger size never has more parts, and the last one fits
+    return low + int(np.count_nonzero((-(-units // sizes[:, None])).sum(axis=1) > room))
