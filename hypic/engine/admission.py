@@ -19,7 +19,7 @@ import numpy as np
 
 from hypic.engine.jobs import Jobs
 from hypic.engine.lookup import ONE_ENCODE, Found, Lookup
-from hypic.engine.plan import Interior, Row
+from hypic.engine.plan import Interior
 from hypic.engine.pool import Pool
 from hypic.engine.request import Encode, Held, Load, Request
 from hypic.engine.segment import CachedSegment
@@ -190,12 +190,11 @@ class Admission:
         if held.snapshot is not None:
             held.slots[:start] = held.snapshot.kv_slots
         own = self.pool.slots_of(held.pages, len(held.pages) * self.pool.page_size)
-        for span in request.plan.spans:
-            if isinstance(span, Row):
-                first = max(span.start, start)
-                count = max(0, span.stop - first)
-                held.slots[first : first + count] = own[held.num_own : held.num_own + count]
-                held.num_own += count
+        for row in request.plan.rows:
+            first = max(row.start, start)
+            count = max(0, row.stop - first)
+            held.slots[first : first + count] = own[held.num_own : held.num_own + count]
+            held.num_own += count
 
     def _ask(
         self,

@@ -134,6 +134,8 @@ class Engine:
         choice = self.choose(work, launched.logits, launched.known)
         together = launched.together if choice.tensors is launched.known else None
         read_back = ReadBack([launched.is_finite, *choice.tensors], self.landing, together)
+        if not work.encodes:
+            self.scheduler.advance(work)
         self.meanwhile(read_back)
         is_finite, *chosen = read_back.wait()
         return StepResult(launched.logits, launched.broken(is_finite), choice.tokens(chosen))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hypic.engine.batch import Chain, FoldInto, InteriorLink, RowLink
-from hypic.engine.plan import Interior, Mark, Plan, Row
+from hypic.engine.plan import Interior, Mark, Plan
 from hypic.engine.segment import CachedSegment, Slots
 from hypic.engine.store.threads import Pending
 from hypic.types import Outcome
@@ -106,7 +106,7 @@ class Request:
 
     def interiors(self, start: int) -> list[Interior]:
         """The interiors that are needed from position ``start`` on, in prompt order."""
-        return [span for span in self.plan.spans if isinstance(span, Interior) and span.start >= start]
+        return [span for span in self.plan.interiors if span.start >= start]
 
     def keys(self, start: int) -> dict[bytes, Interior]:
         """The same, each key once."""
@@ -117,7 +117,7 @@ class Request:
 
     def rows_from(self, start: int) -> int:
         """Prompt tokens that are run from position ``start`` on."""
-        return sum(max(0, s.stop - max(s.start, start)) for s in self.plan.spans if isinstance(s, Row))
+        return sum([row.stop - max(row.start, start) for row in self.plan.rows if row.stop > start])
 
     def entry(self, span: Interior) -> CachedSegment | None:
         """The pinned entry of an interior, or ``None`` if it is yet to be asked for."""
@@ -147,7 +147,7 @@ class Request:
                 entry = self.entry(span)
                 if entry is None or not is_ready(entry):
                     break
-                links.append(self._interior(span))
+                links.append(_interior(span, entry))
                 position = span.stop
                 continue
             stop = min(span.stop, position + budget, border)
@@ -185,11 +185,6 @@ class Request:
             rows.append(RowLink(self.plan.ids[start:stop], start, slots[start:stop]))
         return rows
 
-    def _interior(self, span: Interior) -> InteriorLink:
-        entry = self.entry(span)
-        assert entry is not None and entry.transition_slot is not None, "an interior is asked for before it is folded"
-        return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
-
     def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:
         policy = self.plan.policy
         return Chain(
@@ -216,6 +211,11 @@ class Request:
     def _held(self) -> Held:
         assert self.held is not None, "the request is not running"
         return self.held
+
+
+def _interior(span: Interior, entry: CachedSegment) -> InteriorLink:
+    assert entry.transition_slot is not None, "an interior is asked for before it is folded"
+    return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hypic.engine.messages import Part, Turn, flat_parts, split_turns
 from hypic.engine.plan import Piece
 from hypic.engine.rendering import Rendering
-from hypic.engine.token_ids import ID_BYTES, TokenIds, packed_ids
+from hypic.engine.token_ids import Packed, TokenIds, packed_ids
 from hypic.engine.vocabulary import any_of, data_tokenizer, eos_ids, generation_defaults, read_json
 from hypic.errors import CheckpointError, PromptError, UnsupportedModel
 from hypic.types import Prompt, PromptLike
@@ -198,7 +198,7 @@ class _IdMemory:
 
     def __init__(self, max_ids: int = REMEMBERED_IDS) -> None:
         self._max_ids, self._num_ids = max_ids, 0
-        self._packed: OrderedDict[str, bytes] = OrderedDict()
+        self._packed: OrderedDict[str, Packed] = OrderedDict()
         self._lock = Lock()
 
     def of(self, text: str, encode: Callable[[], list[int]]) -> TokenIds:
@@ -217,11 +217,11 @@ class _IdMemory:
         return TokenIds.unpacked(packed)
 
     def put(self, text: str, ids: Sequence[int]) -> None:
-        packed = packed_ids(ids)
+        packed = ids.packed if isinstance(ids, TokenIds) else Packed(packed_ids(ids))
         with self._lock:
             self._take(text)
             self._packed[text] = packed
-            self._num_ids += len(ids)
+            self._num_ids += len(packed)
             while self._num_ids > self._max_ids:
                 self._take(next(iter(self._packed)))
 
@@ -232,7 +232,7 @@ class _IdMemory:
                 self._take(text)
 
     def _take(self, text: str) -> None:
-        self._num_ids -= len(self._packed.pop(text, b"")) // ID_BYTES
+        self._num_ids -= len(self._packed.pop(text, ()))
 
 
 def _led_into(shown: Sequence[int | tuple[str, bool]], turns: Sequence[Turn]) -> list[Turn]:
