@@ -85,7 +85,7 @@ class Admission:
             held.snapshot, gone[head.key] = None, head
         for key, entry in gone.items():
             held.entries.pop(key, None)
-            self.pool.share_pages(entry.pages)
+            self.pool.share_pages(entry.page_numbers)
             held.folded.append(entry)
             self.store.unpin(entry)
 
@@ -99,8 +99,10 @@ class Admission:
             self.store.unpin(entry)
         if held.snapshot is not None:
             self.store.unpin(held.snapshot)
-        for pages in (held.pages, held.spare, *(entry.pages for entry in held.folded)):
-            self.pool.drop_pages(pages)
+        self.pool.drop_pages(held.pages)
+        self.pool.drop_pages(held.spare)
+        for entry in held.folded:
+            self.pool.drop_pages(entry.page_numbers)
         self.pool.table.drop(held.table_row)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)

@@ -97,6 +97,12 @@ class Request:
         num_prompt = len(self.prompt.ids)
         return self.prompt.ids[:length] + tuple(self.generated[: max(0, length - num_prompt)])
 
+    def prepare_end(self) -> None:
+        """At the end of the prompt: all of its ids in one tuple, for the snapshot that the request will leave. While
+        the device is at a step this costs nobody anything."""
+        if self.is_decoding and not self.generated and self.prompt.policy.reuse != "none":
+            self.head(len(self.prompt.ids))
+
     def restart(self) -> None:
         """Begin again, with what was generated as the end of the prompt; a deterministic request takes the very
         steps again that it took before."""
@@ -178,11 +184,11 @@ class Request:
             if mark.is_taken and start < mark.position <= stop:
                 taken = snapshot_slot(mark)
                 if taken is not None:
-                    ids = self.plan.ids[start : mark.position]
+                    ids = self.plan.ids.between(start, mark.position)
                     rows.append(RowLink(ids, start, slots[start : mark.position], taken))
                     start = mark.position
         if start < stop:
-            rows.append(RowLink(self.plan.ids[start:stop], start, slots[start:stop]))
+            rows.append(RowLink(self.plan.ids.between(start, stop), start, slots[start:stop]))
         return rows
 
     def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:

@@ -257,6 +257,7 @@ class Scheduler:
             request.computed += 0 if request.is_decoding else run.chain.num_tokens
             request.done, request.initial_slot = run.reached, run.chain.final_slot
             self.admission.settle(request)
+            request.prepare_end()
 
     def _settle_encode(self, run: EncodeRun, is_broken: bool) -> None:
         next(iter(run.job.waiters.values())).encoded += run.chain.num_tokens

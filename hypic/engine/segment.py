@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -123,6 +123,11 @@ class CachedSegment:
     is_forgotten: bool = False
     num_hits: int = 0
     is_trial: bool = False
+
+    @cached_property
+    def page_numbers(self) -> Slots:
+        """``pages`` as an array, which the pool counts with."""
+        return np.asarray(self.pages, dtype=np.int64)
 
     @property
     def is_snapshot(self) -> bool:

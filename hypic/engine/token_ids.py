@@ -88,7 +88,7 @@ class Ids(Sequence[int]):
         start, stop, step = at.indices(self._stops[-1] if self._stops else 0)
         if step != 1 or stop - start == len(self):
             return self.whole[at]
-        return self._between(start, stop)
+        return self.between(start, stop)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.whole)
@@ -107,8 +107,9 @@ class Ids(Sequence[int]):
             ids += run
         return tuple(ids)
 
-    def _between(self, start: int, stop: int) -> tuple[int, ...]:
-        """What lies in one run is cut from it, and a whole run is itself: equal to what it was before at a glance."""
+    def between(self, start: int, stop: int) -> tuple[int, ...]:
+        """Those of ``start..stop-1``. What lies in one run is cut from it, and a whole run is itself: equal to what it
+        was before at a glance."""
         number = bisect_right(self._stops, start)
         if number < len(self.runs) and stop <= self._stops[number]:
             run = self.runs[number]

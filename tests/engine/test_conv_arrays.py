@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypic.engine import conv_arrays as under_test
@@ -26,6 +28,7 @@ LINKS = st.builds(lambda links, last: [*links, last], st.lists(ROWS | INTERIORS,
 CHAINS = st.builds(Chain, LINKS, st.just(NONE), st.integers(0, 2), st.integers(1, 9))
 
 
+@settings(max_examples=60)
 @given(chains=st.lists(CHAINS, min_size=1, max_size=4), width=st.integers(2, 5))
 def test_two_numbers_say_what_a_walk_finds(chains: list[Chain], width: int) -> None:
     num_tokens = sum(chain.num_tokens for chain in chains)
@@ -39,7 +42,12 @@ def test_two_numbers_say_what_a_walk_finds(chains: list[Chain], width: int) -> N
 @pytest.mark.parametrize("num_tokens", [2, 3])
 def test_only_what_is_shorter_than_the_window_is_walked(num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     walked = []
-    monkeypatch.setattr(under_test, "Tails", lambda *args: walked.append(args) or Tails(*args))
+
+    def walking(*args: Any) -> Tails:
+        walked.append(args)
+        return Tails(*args)
+
+    monkeypatch.setattr(under_test, "Tails", walking)
     chain = Chain([row(8, None, None), InteriorLink(20, 1, num_tokens, 0), row(9, None, None)], NONE, 0, 1)
     conv_arrays([chain], 4, chain.num_tokens)
     assert len(walked) == (num_tokens < 3)
