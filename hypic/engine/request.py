@@ -153,7 +153,7 @@ class Request:
                 entry = self.entry(span)
                 if entry is None or not is_ready(entry):
                     break
-                links.append(_interior(span, entry))
+                links.append(self._interior(span, entry))
                 position = span.stop
                 continue
             stop = min(span.stop, position + budget, border)
@@ -191,6 +191,10 @@ class Request:
             rows.append(RowLink(self.plan.ids.between(start, stop), start, slots[start:stop]))
         return rows
 
+    def _interior(self, span: Interior, entry: CachedSegment) -> InteriorLink:
+        assert entry.transition_slot is not None, "an interior is asked for before it is folded"
+        return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
+
     def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:
         policy = self.plan.policy
         return Chain(
@@ -217,11 +221,6 @@ class Request:
     def _held(self) -> Held:
         assert self.held is not None, "the request is not running"
         return self.held
-
-
-def _interior(span: Interior, entry: CachedSegment) -> InteriorLink:
-    assert entry.transition_slot is not None, "an interior is asked for before it is folded"
-    return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
 
 
 @dataclass(eq=False)
