@@ -72,6 +72,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.loop",),
     ("hypic.engine.payload",),
     ("hypic.engine.trust",),
+    ("hypic.engine.arrivals", "hypic.engine.own_work"),
     ("hypic.engine.peers",),
     ("hypic.engine.calibrate",),
     ("hypic.engine.lending",),

@@ -15,26 +15,25 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from torch import Tensor
 
-from hypic.engine.admission import Admission
+from hypic.engine.arrivals import Arrivals, Arrived, awaited
 from hypic.engine.engine import Engine
+from hypic.engine.own_work import OwnWork
 from hypic.engine.parallel import messages
-from hypic.engine.parallel.assign import PLANNERS, Job, Member, Placed, alike
+from hypic.engine.parallel.assign import PLANNERS, Job, Placed, alike
 from hypic.engine.parallel.caller import Caller, Self
 from hypic.engine.parallel.connections import Connections
-from hypic.engine.parallel.cost import LinkCost, Pace
+from hypic.engine.parallel.cost import Pace
 from hypic.engine.parallel.messages import Beat, Cancel, Entry, Hello, Holdings, Refused, Want
-from hypic.engine.parallel.stealing import num_begun, to_take_back
+from hypic.engine.parallel.stealing import to_take_back
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.view import State, View
 from hypic.engine.parallel.wants import Counts, Patience, Pending, Wants
-from hypic.engine.payload import Canary, checked, largest_bytes, note, want_of
+from hypic.engine.payload import Canary, checked, largest_bytes, want_of
 from hypic.engine.request import Encode
 from hypic.engine.store.image import EntryImage
 from hypic.engine.trust import Trust
@@ -42,9 +41,6 @@ from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS, TICK_S = 2, 0.05
-# Weight of a new observation of what receiving takes.
-RECEIVED_SHARE = 0.25
-NO_LINK = LinkCost(0.0, 0.0)
 # What a pending canary has for its attempt.
 CANARY = -1
 # What a canary is taken to last: no request waits for it, so a worker that has just started is given time.
@@ -73,16 +69,14 @@ class Peers:
         self.me, self.pace, self.patience, self.planner = me, pace, patience, planner
         self.view, self.wants, self.counts = View(), Wants(), Counts()
         self.only: frozenset[int] | None = None
-        self._admission: Admission | None = engine.admission
+        self._own = OwnWork(me, pace, engine.admission)
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
         self._post, self._report = post, report
         self._trust = Trust(canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report)
         self._connections = Connections(me, self)
         self._nonces = itertools.count(1)
-        # What came and was not written yet, and what writing one takes of the engine's time.
-        self._arrived: deque[tuple[Pending, Entry, EntryImage, Made]] = deque()
-        self._receive_s = 0.0
+        self._arrivals = Arrivals(self.counts)
         self._lock = threading.RLock()
         self._over = threading.Event()
         threading.Thread(target=self._tick, name="hypic-deadlines", daemon=True).start()
@@ -108,7 +102,8 @@ class Peers:
             wanted = [self._job(number, job, ranks) for number, job in enumerate(jobs)]
             if not members or not wanted:
                 return
-            placed = PLANNERS[self.planner](wanted, alike([self._own(jobs), *members]), self.me.rank)
+            own = self._own.member(self._arrivals.receive_s, jobs)
+            placed = PLANNERS[self.planner](wanted, alike([own, *members]), self.me.rank)
             # What is asked at once of a peer is encoded in steps of many, so all of it may come with the last.
             arrivals_s = {place.rank: place.arrival_s for place in sorted(placed, key=lambda place: place.arrival_s)}
             asked: dict[tuple[int, int], list[Want]] = {}
@@ -127,17 +122,6 @@ class Peers:
         entry = job.entry
         return Job(number, len(entry.ids), entry.num_bytes, self.view.holders(entry.key.hex(), ranks))
 
-    def _own(self, fresh: Sequence[Encode]) -> Member:
-        queued_s = self._own_queue_s(fresh)
-        return Member(self.me.rank, self.pace.cost, NO_LINK, queued_s, self.me.device_kind, self._receive_s)
-
-    def _own_queue_s(self, fresh: Sequence[Encode]) -> float:
-        """Seconds of encodes that this engine had before."""
-        assert self._admission is not None, "work is planned while the engine runs"
-        new = {job.entry.key for job in fresh}
-        mine = [job for key, job in self._admission.encoding.items() if not job.away and key not in new]
-        return self.pace.cost.together_s([job.num_left for job in mine])
-
     def _send_away(self, job: Encode, place: Placed, arrival_s: float, attempt: int, now: float) -> Pending:
         peer, nonce = self.view.peers[place.rank], next(self._nonces)
         pending = Pending(nonce, job.entry, peer.id, place.is_fetch, now, arrival_s, attempt, peer.late)
@@ -149,63 +133,29 @@ class Peers:
     def rebalance(self) -> None:
         """Between two steps: take back what a peer has not begun, if there is nothing else to do here; plan again what
         waits here, if a peer has nothing to do."""
-        if self.planner != "longest-first" or self._admission is None:
+        if self.planner != "longest-first" or self._own.admission is None:
             return
-        encoding = self._admission.encoding
-        mine = [job for job in encoding.values() if not job.away]
         with self._lock:
-            if not mine and len(self.wants):
-                self._take_back(encoding)
-            elif sum(job.num_left for job in mine) > self.pace.cost.batch_tokens and self._has_idle():
-                self._give_more(mine)
+            if not self._own.here():
+                self._take_back()
+            elif later := self._own.later():
+                idle = self.view.idle(self.wants.waiting(), time.monotonic())
+                self.offer(later if any(map(self._may_ask, idle)) else ())
 
-    def _has_idle(self) -> bool:
-        awaited, now = {pending.peer for pending in self.wants.waiting()}, time.monotonic()
-        return any(
-            peer.is_able(now) and self._may_ask(rank) and peer.id not in awaited and not peer.queue_s(now)
-            for rank, peer in self.view.peers.items()
-        )
-
-    def _give_more(self, mine: Sequence[Encode]) -> None:
-        """Segments of requests that the next step here does not hold; not what is made for other workers."""
-        first = num_begun([job.num_left for job in mine], self.pace.cost.batch_tokens)
-        later = [job for job in mine[first:] if any(not request.stays for request in job.waiters.values())]
-        self.offer(later)
-
-    def _take_back(self, encoding: Mapping[bytes, Encode]) -> None:
-        waiting = [pending for pending in self.wants.waiting() if _is_awaited(pending, encoding)]
-        for pending in to_take_back(waiting, self._own(()), self.view, time.monotonic()):
+    def _take_back(self) -> None:
+        encoding = self._own.encoding
+        waiting = [pending for pending in self.wants.waiting() if awaited(pending, encoding)]
+        own = self._own.member(self._arrivals.receive_s)
+        for pending in to_take_back(waiting, own, self.view, time.monotonic()):
             if self.wants.take(pending.nonce) is not None:
                 self._connections.tell(pending.peer, Cancel(pending.nonce))
                 encoding[pending.key].away, self.counts.taken_back = 0, self.counts.taken_back + 1
 
-    def _install(self, engine: Engine) -> None:
-        """All that came, into the pages and slots that wait for it, unless they wait no more."""
-        began_s, arrived = time.monotonic(), list[tuple[Encode, EntryImage]]()
-        with suppress(IndexError):
-            while True:
-                pending, message, image, made = self._arrived.popleft()
-                job = engine.admission.encoding.get(pending.key)
-                if job is None or job.away != pending.nonce:
-                    self.counts.late += 1
-                    continue
-                made.taken()
-                note(job, pending, message)
-                engine.admission.expiry.end(job.entry, message.expires_s)
-                arrived.append((job, image))
-                self.counts.came += 1
-                self.counts.fetched += message.was_held
-        if not arrived:
-            return
-        engine.admission.jobs.came(arrived)
-        self.counts.last_came_s = time.monotonic()
-        self._receive_s += RECEIVED_SHARE * ((self.counts.last_came_s - began_s) / len(arrived) - self._receive_s)
-
     def _again(self, lost: Sequence[Pending], engine: Engine) -> None:
         """Plan anew what did not come; at the last attempt it is run here."""
         for pending in lost:
-            job = engine.admission.encoding.get(pending.key)
-            if job is None or job.away != pending.nonce:
+            job = awaited(pending, engine.admission.encoding)
+            if job is None:
                 continue
             job.away = 0
             if pending.attempt + 1 < MOST_ATTEMPTS:
@@ -246,7 +196,7 @@ class Peers:
         """Ask nobody any more; what is awaited is run here, if the engine still runs."""
         self._over.set()
         self._connections.close()
-        self._admission = None
+        self._own.admission = None
 
     def _fall_back(self, lost: Sequence[Pending], reason: str) -> None:
         """Whoever did not do what was asked is left alone for a while; the work is planned again.
@@ -279,13 +229,10 @@ class Peers:
             for pending in overdue:
                 self._connections.tell(pending.peer, Cancel(pending.nonce))
             self._fall_back(overdue, "did not answer in time")
-            self._connect()
+            with self._lock:
+                hellos = [peer.hello for peer in self.view.peers.values()]
+            self._connections.keep(hellos, time.monotonic())
             self._ask_canaries()
-
-    def _connect(self) -> None:
-        with self._lock:
-            hellos = [peer.hello for peer in self.view.peers.values()]
-        self._connections.keep(hellos, time.monotonic())
 
     def _ask_canaries(self) -> None:
         """Nobody's entries are used before one was seen to be right."""
@@ -338,8 +285,8 @@ class Peers:
         taken_s = time.monotonic() - pending.asked_s
         with self._lock:
             self.view.came(*pending.peer, pending.predicted_s, taken_s, time.monotonic())
-        self._arrived.append((pending, entry, image, Made.here(data)))
-        self._post(self._install)
+        self._arrivals.add(Arrived(pending, entry, image, Made.here(data)))
+        self._post(self._arrivals.write)
 
     def _becomes(self, peer: tuple[int, int], state: State) -> None:
         with self._lock:
@@ -355,8 +302,3 @@ class Peers:
         self._connections.lost(caller, time.monotonic())
         self._becomes(caller.peer, "met")
         self._fall_back(self.wants.of(caller.peer), reason)
-
-
-def _is_awaited(pending: Pending, encoding: Mapping[bytes, Encode]) -> bool:
-    job = encoding.get(pending.key)
-    return job is not None and job.away == pending.nonce

@@ -201,7 +201,7 @@ def from_json(fields: Mapping[str, Any]) -> EncodeCost:
     """
     names = ("step_s", "token_s", "pair_s", "scale", "spread", "batch_tokens")
     is_sound = set(fields) == set(names) and all(isinstance(fields[n], (int, float)) for n in names)
-    if not is_sound or not isinstance(fields["batch_tokens"], int):
+    if not is_sound or not float(fields["batch_tokens"]).is_integer():
         raise ValueError(f"{fields!r:.80} is no cost.")
     step_s, token_s, pair_s, scale, spread = (float(fields[n]) for n in names[:-1])
-    return EncodeCost(step_s, token_s, pair_s, scale, spread, fields["batch_tokens"])
+    return EncodeCost(step_s, token_s, pair_s, scale, spread, int(fields["batch_tokens"]))

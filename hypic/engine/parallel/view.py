@@ -13,7 +13,7 @@ from typing import Literal
 from hypic.engine.parallel.assign import Member
 from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, LinkCost, from_json
 from hypic.engine.parallel.messages import Beat, Hello, Holdings
-from hypic.engine.parallel.wants import Life
+from hypic.engine.parallel.wants import Life, Pending
 
 # A worker that failed a request is left alone for so long, twice as long each further time, up to the longest.
 FIRST_REST_S = 1.0
@@ -108,6 +108,12 @@ class View:
         """Those that work may be given to."""
         able = [peer for peer in self.peers.values() if peer.is_able(now)]
         return [peer.member(now) for peer in able]
+
+    def idle(self, awaited: Iterable[Pending], now: float) -> list[int]:
+        """Those that work may be given to, and that are not known to have any."""
+        asked = {pending.peer for pending in awaited}
+        peers = self.peers.items()
+        return [rank for rank, p in peers if p.is_able(now) and p.id not in asked and not p.queue_s(now)]
 
     def holders(self, key: str, ranks: Iterable[int]) -> frozenset[int]:
         return frozenset(rank for rank in ranks if key in self.peers[rank].held)
