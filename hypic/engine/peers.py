@@ -229,10 +229,13 @@ class Peers:
             for pending in overdue:
                 self._connections.tell(pending.peer, Cancel(pending.nonce))
             self._fall_back(overdue, "did not answer in time")
-            with self._lock:
-                hellos = [peer.hello for peer in self.view.peers.values()]
-            self._connections.keep(hellos, time.monotonic())
+            self._connect()
             self._ask_canaries()
+
+    def _connect(self) -> None:
+        with self._lock:
+            hellos = [peer.hello for peer in self.view.peers.values()]
+        self._connections.keep(hellos, time.monotonic())
 
     def _ask_canaries(self) -> None:
         """Nobody's entries are used before one was seen to be right."""
