@@ -19,7 +19,7 @@ import numpy as np
 
 from hypic.engine.jobs import Jobs
 from hypic.engine.lookup import ONE_ENCODE, Found, Lookup
-from hypic.engine.plan import Interior, Row
+from hypic.engine.plan import Interior
 from hypic.engine.pool import Pool
 from hypic.engine.request import Encode, Held, Load, Request
 from hypic.engine.segment import CachedSegment
@@ -85,7 +85,7 @@ class Admission:
             held.snapshot, gone[head.key] = None, head
         for key, entry in gone.items():
             held.entries.pop(key, None)
-            self.pool.share_pages(entry.pages)
+            self.pool.share_pages(entry.page_numbers)
             held.folded.append(entry)
             self.store.unpin(entry)
 
@@ -99,8 +99,10 @@ class Admission:
             self.store.unpin(entry)
         if held.snapshot is not None:
             self.store.unpin(held.snapshot)
-        for pages in (held.pages, held.spare, *(entry.pages for entry in held.folded)):
-            self.pool.drop_pages(pages)
+        self.pool.drop_pages(held.pages)
+        self.pool.drop_pages(held.spare)
+        for entry in held.folded:
+            self.pool.drop_pages(entry.page_numbers)
         self.pool.table.drop(held.table_row)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
@@ -190,12 +192,11 @@ class Admission:
         if held.snapshot is not None:
             held.slots[:start] = held.snapshot.kv_slots
         own = self.pool.slots_of(held.pages, len(held.pages) * self.pool.page_size)
-        for span in request.plan.spans:
-            if isinstance(span, Row):
-                first = max(span.start, start)
-                count = max(0, span.stop - first)
-                held.slots[first : first + count] = own[held.num_own : held.num_own + count]
-                held.num_own += count
+        for row in request.plan.rows:
+            first = max(row.start, start)
+            count = max(0, row.stop - first)
+            held.slots[first : first + count] = own[held.num_own : held.num_own + count]
+            held.num_own += count
 
     def _ask(
         self,

@@ -14,11 +14,11 @@ from hypic.engine import plan
 from hypic.engine.admission import Admission
 from hypic.engine.answer import Answer
 from hypic.engine.parallel.cost import Pace
-from hypic.engine.read_back import ReadBack
+from hypic.engine.read_back import Landing, ReadBack
 from hypic.engine.report import cache_report
 from hypic.engine.request import Request
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import Choice, SampledToken, Sampler
+from hypic.engine.sampler import Choice, Likeliest, SampledToken, Sampler
 from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
 from hypic.engine.speed import measure_encode
@@ -59,7 +59,7 @@ class Engine:
         for stored in (stored for tier in self.tiers.tiers for stored in tier.entries()):
             self.admission.expiry.note(stored.key, stored.expires_s)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
-        self.sampler = Sampler()
+        self.sampler, self.landing = Sampler(), Landing()
         self.watch = ReuseWatch()
         self.kept: dict[bytes, CachedSegment] = {}
         self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
@@ -131,16 +131,19 @@ class Engine:
     def _run(self, work: Work) -> StepResult:
         """A step and the tokens that it chooses, read back together; meanwhile others may be taken in."""
         launched = self.runner.launch(work.chains)
-        choice = self.choose(work, launched.logits)
-        read_back = ReadBack([launched.is_finite, *choice.tensors])
+        choice = self.choose(work, launched.logits, launched.known)
+        together = launched.together if choice.tensors is launched.known else None
+        read_back = ReadBack([launched.is_finite, *choice.tensors], self.landing, together)
+        if not work.encodes:
+            self.scheduler.advance(work)
         self.meanwhile(read_back)
         is_finite, *chosen = read_back.wait()
         return StepResult(launched.logits, launched.broken(is_finite), choice.tokens(chosen))
 
-    def choose(self, work: Work, logits: Tensor) -> Choice:
+    def choose(self, work: Work, logits: Tensor, known: Likeliest | None = None) -> Choice:
         """One token for every row of ``logits [R, vocab]``, on the device."""
-        wanting = [run.request.id for run in work.requests if run.chain.wants_logits]
-        return self.sampler.choose(logits, [self._answers[id].sampling for id in wanting]) if wanting else Choice()
+        states = [self._answers[run.request.id].sampling for run in work.requests if run.chain.wants_logits]
+        return self.sampler.choose(logits, states, known) if states else Choice()
 
     def tend(self) -> bool:
         """Something to do while there is nothing to do: save an entry; whether there was one."""

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from hypic.engine.kernel_buffer import Bucket, Sent, Spare, fitted, padding
 from hypic.engine.kernel_tiles import Tiling
 from hypic.engine.models import Model
 from hypic.engine.pool import Pool
+from hypic.engine.read_back import packed as packed_bytes
+from hypic.engine.sampler import likeliest
 
 logger = logging.getLogger("hypic")
 WARM_TOKENS = (32, 64, 128, 192, 256, 320, 384, 512, 640, 768, 1024)
@@ -75,15 +77,26 @@ def warm_bucket(num_tokens: int, num_chains: int, tiling: Tiling, max_context: i
     )
 
 
+class Outputs(NamedTuple):
+    """What a recorded step leaves, all of it overwritten by the next one: ``logits [R, vocab]``, ``is_finite [N]`` of
+    tokens, the ``ids [R]`` that are likeliest and whether they are ``finite [R]``; and the last three ``together``, for
+    one read. Rows of padding stand behind all others."""
+
+    logits: Tensor
+    is_finite: Tensor
+    ids: Tensor
+    finite: Tensor
+    together: Tensor
+
+
 @dataclass(frozen=True)
 class Recorded:
-    """One graph: the buffer it reads, and what it leaves: ``logits [chains, vocab]`` and ``finite [tokens]``."""
+    """One graph: the buffer it reads, and what it leaves."""
 
     bucket: Bucket
     sent: Sent
     graph: torch.cuda.CUDAGraph
-    logits: Tensor
-    finite: Tensor
+    outputs: Outputs
 
 
 @dataclass
@@ -110,11 +123,8 @@ class Graphs:
                 kept.insert(0, self._record(bucket, kept is self.decodes, memory, stream))
         logger.info("%d steps recorded in %.1f s", len(self.warm + self.decodes), time.perf_counter() - started)
 
-    def run(self, chains: Sequence[Chain]) -> tuple[Tensor, Tensor] | None:
-        """Logits ``[R, vocab]`` and whether each token's hidden states are finite, or ``None`` where no bucket fits.
-
-        Both are overwritten by the next step.
-        """
+    def run(self, chains: Sequence[Chain]) -> Outputs | None:
+        """What the step leaves, its logits without padding, or ``None`` where no bucket fits."""
         if not all(_is_recordable(chain) for chain in chains):
             return None
         rows = [chain.table_row for chain in chains if chain.table_row is not None]
@@ -129,7 +139,7 @@ class Graphs:
         recorded.sent.write(fitted(made.found, recorded.bucket))
         recorded.graph.replay()
         self.num_replays += 1
-        return recorded.logits[: len(made.found["finals"])], recorded.finite
+        return recorded.outputs._replace(logits=recorded.outputs.logits[: len(made.found["finals"])])
 
     def _buffer(self, bucket: Bucket, decodes: bool) -> Sent:
         """A bucket's buffer: padding, and before it a step to record with."""
@@ -148,17 +158,19 @@ class Graphs:
         torch.cuda.current_stream(self.pool.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=memory, stream=stream):
-            logits, finite = self._forward(sent, bucket, decodes)
-        return Recorded(bucket, sent, graph, logits, finite)
+            outputs = self._forward(sent, bucket, decodes)
+        return Recorded(bucket, sent, graph, outputs)
 
-    def _forward(self, sent: Sent, bucket: Bucket, decodes: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, sent: Sent, bucket: Bucket, decodes: bool) -> Outputs:
         slots = self.pool.table.flat if self.geometry.paged else None
         if slots is not None:
             self.pool.table.write(sent["table_places"], sent["kv_slots"])
         room = Room(1 if decodes else self.geometry.tiling.short, bucket.keys, is_recorded=True)
         batch = batch_of(sent, bucket.outputs, self.geometry, self.pool, slots, room)
         hidden, finite = self.model.forward_final(batch.standing_in(batch.final, (), (), decodes), self.pool)
-        return self.model.logits(hidden), finite
+        logits = self.model.logits(hidden)
+        found = likeliest(logits)
+        return Outputs(logits, finite, *found, together=packed_bytes([finite, *found]))
 
     def _example(self, decodes: bool) -> Chain:
         """A step that touches nothing but spare slots."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from itertools import chain as joined
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypic.engine.chain import ZERO_SLOT, Chain, FoldInto, InteriorLink, RowLink
-from hypic.engine.conv_plan import Tails
+from hypic.engine.conv_arrays import conv_arrays
 from hypic.engine.segment import Slots
 from hypic_kernels.compose import IDENTITY, NOT_WANTED, STILL, ZERO
 from hypic_kernels.conv import NOTHING
@@ -29,12 +30,13 @@ class Elements:
     """The chains of maps of one step, in order; built link by link.
 
     Interiors are named by their slots, or, where they are gathered (and moved) first, by their number; ``turns`` are
-    these numbers, by which rotations of interiors are found that are read where they are stored.
+    these numbers, -1 for chunks, by which rotations of interiors are found that are read where they are stored.
     """
 
     chunk_size: int
     gathers: bool
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=lambda: [0])
     interiors: list[InteriorLink] = field(default_factory=list)
     folds: list[tuple[FoldInto, range]] = field(default_factory=list)
@@ -54,22 +56,18 @@ class Elements:
         number = len(self.interiors)
         transition, state = (number, number) if self.gathers else (link.transition_slot, link.state_slot)
         self.rows.append((1, REPLACED.get(compose, transition), state, NOT_WANTED))
+        self.turns.append(number)
         self.interiors.append(link)
 
     def _row(self, link: RowLink, chain: int) -> None:
         own = range(self.num_chunks, self.num_chunks + -(-len(link.ids) // self.chunk_size))
         self.num_chunks = own.stop
         self.rows += [(0, chunk, chunk, chunk) for chunk in own]
+        self.turns += [STILL] * len(own)
         if link.fold is not None:
             self.folds.append((link.fold, own))
         if link.snapshot_slot is not None:
             self.snapshots.append((chain, len(self.rows), link.snapshot_slot))
-
-    @property
-    def turns(self) -> Ints:
-        """Of every element, the number of its interior, in the order of the chains; chunks stand still."""
-        is_interior = np.asarray(self.rows).reshape(-1, 4)[:, 0] == 1
-        return np.where(is_interior, np.cumsum(is_interior) - 1, STILL)
 
     def wanted(self) -> tuple[int, dict[tuple[int, int], int]]:
         """Rows of states that the scan gives before elements, and which of them (or ``-1 - chain``: the chain's final)
@@ -96,19 +94,27 @@ def arrays(
     """
     rows = [link for chain in chains for link in chain.links if isinstance(link, RowLink)]
     lengths = np.asarray([len(row.ids) for row in rows])
-    num_tokens = int(lengths.sum())
-    firsts = np.asarray([row.position for row in rows]) - (np.cumsum(lengths) - lengths)
+    stops = lengths.cumsum()
+    num_tokens = int(stops[-1])
+    firsts = np.asarray([row.position for row in rows]) - (stops - lengths)
     mapped = [chain for number, chain in enumerate(chains) if number not in runs]
-    made, num_outputs = _mapped_arrays(mapped, _tokens_but(chains, runs), num_tokens, chunk_size, gathers)
+    tokens = _tokens_but(chains, runs) if runs else np.arange(num_tokens)
+    made, num_outputs = _mapped_arrays(mapped, tokens, num_tokens, chunk_size, gathers)
     found = {
         "ids": np.fromiter(joined.from_iterable(row.ids for row in rows), np.int32, num_tokens),
-        "positions": np.repeat(firsts, lengths) + np.arange(num_tokens),
+        "positions": firsts.repeat(lengths) + np.arange(num_tokens),
         "kv_slots": np.concatenate([row.kv_slots for row in rows]),
-        "finals": np.cumsum([chain.num_tokens for chain in chains])[[chain.wants_logits for chain in chains]] - 1,
+        "finals": _finals(chains),
         **made,
-        **_conv_arrays(Tails(chains, conv_width, num_tokens), num_tokens),
+        **conv_arrays(chains, conv_width, num_tokens),
     }
     return {name: np.asarray(values, dtype=np.int32) for name, values in found.items()}, num_outputs
+
+
+def _finals(chains: Sequence[Chain]) -> list[int]:
+    """The last token of every chain that wants logits."""
+    stops = accumulate(chain.num_tokens for chain in chains)
+    return [stop - 1 for stop, chain in zip(stops, chains, strict=True) if chain.wants_logits]
 
 
 def _tokens_but(chains: Sequence[Chain], runs: Collection[int]) -> Slots:
@@ -127,12 +133,13 @@ def _mapped_arrays(
     writes.update({slot: places[chain, element] for chain, element, slot in elements.snapshots})
     lengths = [len(link.ids) for chain in chains for link in chain.links if isinstance(link, RowLink)]
     chunks, inverse = _chunks(np.asarray(lengths, dtype=np.int64), chunk_size, tokens, num_tokens)
+    table = np.asarray(elements.rows, dtype=np.int32).reshape(-1, 4)
     return {
         "chunks": chunks,
         "token_chunks": inverse,
-        "elements": np.asarray(elements.rows).reshape(-1, 4),
+        "elements": table,
         "element_turns": elements.turns,
-        **_slotted_arrays(elements, chains),
+        **_slotted_arrays(elements, table, chains),
         "cu_elements": elements.ends,
         "initial_slots": [chain.initial_slot for chain in chains],
         "final_slots": [chain.final_slot for chain in chains],
@@ -188,26 +195,27 @@ def _ints(values: Sequence[int]) -> Ints:
 def _chunks(lengths: Slots, size: int, tokens: Slots, num_tokens: int) -> tuple[Slots, Slots]:
     """Numbers of ``tokens``, row by row, by chunk ``[M, C]``, padded with ``num_tokens``; where each stands in that."""
     counts = -(-lengths // size)
-    first_chunks, first_tokens = np.cumsum(counts) - counts, np.cumsum(lengths) - lengths
-    inverse = np.repeat(first_chunks * size - first_tokens, lengths) + np.arange(len(tokens))
-    chunks = np.full(int(counts.sum()) * size, num_tokens)
+    stops = counts.cumsum()
+    shifts = (stops - counts) * size - (lengths.cumsum() - lengths)
+    inverse = np.add(shifts.repeat(lengths), np.arange(len(tokens)))
+    chunks = np.full((int(stops[-1]) if len(stops) else 0) * size, num_tokens)
     chunks[inverse] = tokens
     return chunks.reshape(-1, size), inverse
 
 
-def _slotted_arrays(elements: Elements, chains: Sequence[Chain]) -> dict[str, Slots]:
+def _slotted_arrays(elements: Elements, table: Ints, chains: Sequence[Chain]) -> dict[str, Ints | list[int]]:
     """The same elements for a scan that writes straight into state slots: what is wanted before an element are
     snapshots alone, and those at a chain's end are copied from its final slot."""
-    rows = np.asarray(elements.rows).reshape(-1, 4).copy()
+    rows = table.copy()
     rows[:, 3] = NOT_WANTED
-    copies = []
+    copies_from, copies_to = list[int](), list[int]()
     for chain, element, slot in elements.snapshots:
         if element == elements.ends[chain + 1]:
-            copies.append((chains[chain].final_slot, slot))
+            copies_from.append(chains[chain].final_slot)
+            copies_to.append(slot)
         else:
             rows[element, 3] = slot
-    pairs = np.asarray(copies).reshape(-1, 2)
-    return {"slotted_elements": rows, "copies_from": pairs[:, 0], "copies_to": pairs[:, 1]}
+    return {"slotted_elements": rows, "copies_from": copies_from, "copies_to": copies_to}
 
 
 def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:
@@ -224,23 +232,4 @@ def _fold_arrays(elements: Elements) -> dict[str, Sequence[int] | Ints]:
         "fold_cu_elements": ends,
         "fold_states": [into.state_slot for into, _ in elements.folds],
         "fold_transitions": [into.transition_slot for into, _ in elements.folds],
-    }
-
-
-def _conv_arrays(tails: Tails, num_tokens: int) -> dict[str, Slots]:
-    """Every token's inputs, oldest first, and what becomes a tail: rows, tails of slots or zero, as the kernel
-    counts."""
-    width, slots = tails.width, np.asarray([*tails.slots, 0])
-
-    def counted(table: Slots) -> Slots:
-        slot, offset = np.divmod(np.maximum(table - num_tokens, 0), max(width, 1))
-        old = -1 - (slots[slot] * width + offset)
-        return np.where(table < 0, NOTHING, np.where(table < num_tokens, table, old))
-
-    befores, writes = tails.stored()
-    packed, outputs = tails.packed(counted(befores))
-    return {
-        "conv_sources": packed[outputs[:, None] + np.arange(width + 1)],
-        "conv_write_slots": np.asarray(list(tails.writes)),
-        "conv_write_sources": counted(writes),
     }

@@ -95,6 +95,8 @@ def tile_arrays(
 
 def _tiles(spans: Sequence[slice], is_dense: Sequence[bool], tile: int) -> tuple[Ints, Ints, Ints]:
     """Chain, first token and number of tokens of every tile, in order."""
+    if len(spans) == 1 and not any(is_dense):
+        return _tiles_of_one(spans[0], tile)
     starts = np.asarray([span.start for span in spans])
     counts = np.asarray([0 if dense else s.stop - s.start for s, dense in zip(spans, is_dense, strict=True)])
     per_chain = -(-counts // tile)
@@ -102,6 +104,11 @@ def _tiles(spans: Sequence[slice], is_dense: Sequence[bool], tile: int) -> tuple
     begun = (np.arange(len(chain)) - np.repeat(np.cumsum(per_chain) - per_chain, per_chain)) * tile
     found = (chain, starts[chain] + begun, np.minimum(tile, counts[chain] - begun))
     return tuple(each.astype(np.int32) for each in found)  # type: ignore[return-value]
+
+
+def _tiles_of_one(span: slice, tile: int) -> tuple[Ints, Ints, Ints]:
+    first = np.arange(span.start, span.stop, tile, dtype=np.int32)
+    return np.zeros_like(first), first, np.minimum(tile, span.stop - first)
 
 
 def _named(

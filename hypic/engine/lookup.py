@@ -136,10 +136,9 @@ class Lookup:
 
     def whole(self, request: Request) -> Need:
         """All that a request may need at once: nothing of it is there."""
-        need = self.own(request, 0)
-        for span in request.keys(0).values():
-            need += self.jobs.need(span)
-        return need
+        own, needs = self.own(request, 0), [self.jobs.need(span) for span in request.keys(0).values()]
+        pages = sum([need.pages for need in needs])
+        return own + Need(pages, sum([need.states for need in needs]), sum([need.transitions for need in needs]))
 
     def in_pieces(self, request: Request, start: int) -> Need:
         """What a request needs to run in pieces: pages for all of it, and slots for one interior after the other.

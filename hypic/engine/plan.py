@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
-from hypic.engine.segment import Identity, Label, label_of
+from hypic.engine.segment import Identity, Label, key_of, label_of
+from hypic.engine.token_ids import Ids, head_of
 from hypic.errors import PromptError
 from hypic.types import Policy, Segment
 
@@ -34,62 +33,6 @@ class Piece:
     ends_message: bool = False
     namespaces: frozenset[str] = frozenset()
     is_answer: bool = False
-
-
-class Ids(Sequence[int]):
-    """Token ids of runs, one run after the other. A warm request needs a few of them before its first token, so they
-    are made one tuple only when all are asked for."""
-
-    def __init__(self, runs: Iterable[tuple[int, ...]]) -> None:
-        self.runs = tuple(runs)
-        self._stops = tuple(accumulate(map(len, self.runs)))
-
-    def __len__(self) -> int:
-        return self._stops[-1] if self._stops else 0
-
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
-        if not isinstance(at, slice):
-            return self.whole[at]
-        start, stop, step = at.indices(len(self))
-        if step != 1 or stop - start == len(self):
-            return self.whole[at]
-        return self._between(start, stop)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.whole)
-
-    def __eq__(self, other: object) -> bool:
-        return self.whole == (other.whole if isinstance(other, Ids) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.whole)
-
-    @cached_property
-    def whole(self) -> tuple[int, ...]:
-        """All of them."""
-        ids: list[int] = []
-        for run in self.runs:
-            ids += run
-        return tuple(ids)
-
-    def _between(self, start: int, stop: int) -> tuple[int, ...]:
-        """What lies in one run is cut from it, and a whole run is itself: equal to what it was before at a glance."""
-        number = bisect_right(self._stops, start)
-        if number < len(self.runs) and stop <= self._stops[number]:
-            run = self.runs[number]
-            before = self._stops[number] - len(run)
-            return run[start - before : max(start, stop) - before]
-        ids: list[int] = []
-        for run, end in zip(self.runs[number:], self._stops[number:], strict=True):
-            before = end - len(run)
-            if before >= stop:
-                break
-            ids += run[max(0, start - before) : stop - before]
-        return tuple(ids)
 
 
 @dataclass(frozen=True)
@@ -160,6 +103,16 @@ class Plan:
     live_spaces: tuple[tuple[int, frozenset[str]], ...]
     _hash: Any = field(repr=False)
 
+    @cached_property
+    def interiors(self) -> tuple[Interior, ...]:
+        """In prompt order."""
+        return tuple([span for span in self.spans if isinstance(span, Interior)])
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """In prompt order."""
+        return tuple([span for span in self.spans if isinstance(span, Row)])
+
     @property
     def is_interleaved(self) -> bool:
         """Whether there is a row between any two interiors."""
@@ -168,7 +121,7 @@ class Plan:
 
     def ids_of(self, span: Interior) -> tuple[int, ...]:
         """The text that an interior's entry is encoded from."""
-        return self.ids[span.origin : span.stop]
+        return head_of(self.segments[span.number].ids, span.stop - span.origin)
 
     def digest_after(self, generated: Sequence[int]) -> bytes:
         """The name of the prompt followed by generated tokens."""
@@ -224,13 +177,13 @@ def _later(start: int) -> bytes:
     return b"\xfd\xff\xff\xff" + start.to_bytes(8, "little")
 
 
-def _live_reason(piece: Piece, policy: Policy, later: Later) -> str:
+def _live_reason(piece: Piece, policy: Policy, interiors: Sequence[tuple[int, int]], later: Later) -> str:
     """Why a segment is run live, or nothing if it is cached."""
     assert piece.segment is not None, "only pieces with a segment are cached"
     if policy.reuse != "segments":
         return "cache off" if policy.reuse == "none" else "prefix reuse only"
-    num_tokens, seam = len(piece.ids), piece.segment.seam
-    if not policy.interiors(num_tokens, seam):
+    if not interiors:
+        num_tokens, seam = len(piece.ids), piece.segment.seam
         least = max(policy.shortest, policy.head_seam(num_tokens, seam) + policy.tail_seam + 1)
         return f"too short: {num_tokens} tokens, cached from {least}"
     if later.num_segments < policy.live_last:
@@ -256,16 +209,18 @@ class _Builder:
     marks: list[Mark] = field(default_factory=list)
     live_spaces: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     spaces: set[str | None] = field(default_factory=set)
+    begun: dict[tuple[int, str | None], Any] = field(default_factory=dict)
 
     def live(self, piece: Piece, digest: Any) -> None:
         if piece.namespaces:
             self.live_spaces.append((self.num_tokens, piece.namespaces))
             self.spaces |= piece.namespaces
-        digest.update(_live(piece.ids[:-1]))
+        done = 0
         if piece.is_answer and len(piece.ids) > 1:
-            position = self.num_tokens + len(piece.ids) - 1
-            self.marks.append(Mark(position, _named(digest, self.spaces), is_taken=False))
-        digest.update(_live(piece.ids[-1:]))
+            done = len(piece.ids) - 1
+            digest.update(_live(piece.ids[:done]))
+            self.marks.append(Mark(self.num_tokens + done, _named(digest, self.spaces), is_taken=False))
+        digest.update(_live(piece.ids[done:]))
         self.row(len(piece.ids))
 
     def row(self, num_tokens: int) -> None:
@@ -279,7 +234,8 @@ class _Builder:
 
     def segment(self, piece: Piece, digest: Any, later: Later) -> None:
         assert piece.segment is not None, "only pieces with a segment come here"
-        reason, origin = _live_reason(piece, self.policy, later), self.num_tokens
+        interiors, origin = self.policy.interiors(len(piece.ids), piece.segment.seam), self.num_tokens
+        reason = _live_reason(piece, self.policy, interiors, later)
         self.spaces.add(piece.segment.namespace)
         if reason:
             self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, (), reason))
@@ -287,20 +243,24 @@ class _Builder:
             self.row(len(piece.ids))
             return
         done, keys = 0, list[bytes]()
-        for start, stop in self.policy.interiors(len(piece.ids), piece.segment.seam):
+        for start, stop in interiors:
             keys.append(self._key(piece, start, stop))
             digest.update((_later(done) if done else b"") + _entry(keys[-1]))
             self.row(start - done)
             self.num_tokens += stop - start
             self.spans.append(Interior(origin + start, origin + stop, origin, len(self.segments), keys[-1]))
             done = stop
-        digest.update(_live(piece.ids[done:]))
-        self.row(len(piece.ids) - done)
+        if done < len(piece.ids):
+            digest.update(_live(piece.ids[done:]))
+            self.row(len(piece.ids) - done)
         self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys)))
 
     def _key(self, piece: Piece, start: int, stop: int) -> bytes:
         assert piece.segment is not None, "only segments have entries"
-        return self.identity.key(piece.ids[:stop], start, piece.segment.namespace, self.policy.deterministic)
+        named = start, piece.segment.namespace
+        if named not in self.begun:
+            self.begun[named] = self.identity.begun(*named, self.policy.deterministic)
+        return key_of(self.begun[named], head_of(piece.ids, stop))
 
 
 def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:

@@ -193,14 +193,14 @@ class Pool:
         self._references[pages] = 1
         return pages
 
-    def share_pages(self, pages: Sequence[int]) -> None:
+    def share_pages(self, pages: Sequence[int] | Slots) -> None:
         """One more reference to each page; none stands twice in ``pages``."""
         shared = np.asarray(pages, dtype=np.int64)
         before = self._references[shared]
         assert (before > 0).all(), "a page that is free cannot be shared"
         self._references[shared] = before + 1
 
-    def drop_pages(self, pages: Sequence[int]) -> None:
+    def drop_pages(self, pages: Sequence[int] | Slots) -> None:
         """One reference less; a page without any is free again. None stands twice in ``pages``."""
         if not len(pages):
             return

@@ -12,19 +12,48 @@ import torch
 from torch import Tensor
 
 
+class Landing:
+    """Where reads arrive, in turn: pinned memory and events, which take longer to make than to use. What a read gave
+    is overwritten ``NUM_READS`` reads later."""
+
+    NUM_READS = 2
+
+    def __init__(self) -> None:
+        self._places: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def next(self, num_bytes: int) -> tuple[Tensor, torch.cuda.Event]:
+        """Memory of the host, ``[num_bytes]``, and an event."""
+        if len(self._places) < self.NUM_READS:
+            self._places.append(_place(num_bytes))
+        host, arrived = self._places.pop(0)
+        if len(host) < num_bytes:
+            host, arrived = _place(num_bytes)
+        self._places.append((host, arrived))
+        return host[:num_bytes], arrived
+
+
+def _place(num_bytes: int) -> tuple[Tensor, torch.cuda.Event]:
+    host = torch.empty(2 * num_bytes, dtype=torch.uint8, pin_memory=True)
+    return host, torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
 class ReadBack:
-    """``tensors`` of one device, read by the host later. The host goes on until ``wait``."""
+    """``tensors`` of one device, read by the host later. The host goes on until ``wait``.
+
+    ``together`` are the tensors ``packed`` already; ``landing`` gives memory that is there already.
+    """
 
     @torch.inference_mode()
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(
+        self, tensors: Sequence[Tensor], landing: Landing | None = None, together: Tensor | None = None
+    ) -> None:
         self._tensors = list(tensors)
         self._host: Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
         if tensors and tensors[0].is_cuda:
-            together = packed(self._tensors)
-            self._host = torch.empty(len(together), dtype=torch.uint8, pin_memory=True)
+            together = packed(self._tensors) if together is None else together
+            self._host, self._arrived = (landing or Landing()).next(len(together))
             self._host.copy_(together, non_blocking=True)
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(torch.cuda.current_stream(together.device))
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hypic.engine.batch import Chain, FoldInto, InteriorLink, RowLink
-from hypic.engine.plan import Interior, Mark, Plan, Row
+from hypic.engine.plan import Interior, Mark, Plan
 from hypic.engine.segment import CachedSegment, Slots
 from hypic.engine.store.threads import Pending
 from hypic.types import Outcome
@@ -97,6 +97,12 @@ class Request:
         num_prompt = len(self.prompt.ids)
         return self.prompt.ids[:length] + tuple(self.generated[: max(0, length - num_prompt)])
 
+    def prepare_end(self) -> None:
+        """At the end of the prompt: all of its ids in one tuple, for the snapshot that the request will leave. While
+        the device is at a step this costs nobody anything."""
+        if self.is_decoding and not self.generated and self.prompt.policy.reuse != "none":
+            self.head(len(self.prompt.ids))
+
     def restart(self) -> None:
         """Begin again, with what was generated as the end of the prompt; a deterministic request takes the very
         steps again that it took before."""
@@ -106,7 +112,7 @@ class Request:
 
     def interiors(self, start: int) -> list[Interior]:
         """The interiors that are needed from position ``start`` on, in prompt order."""
-        return [span for span in self.plan.spans if isinstance(span, Interior) and span.start >= start]
+        return [span for span in self.plan.interiors if span.start >= start]
 
     def keys(self, start: int) -> dict[bytes, Interior]:
         """The same, each key once."""
@@ -117,7 +123,7 @@ class Request:
 
     def rows_from(self, start: int) -> int:
         """Prompt tokens that are run from position ``start`` on."""
-        return sum(max(0, s.stop - max(s.start, start)) for s in self.plan.spans if isinstance(s, Row))
+        return sum([row.stop - max(row.start, start) for row in self.plan.rows if row.stop > start])
 
     def entry(self, span: Interior) -> CachedSegment | None:
         """The pinned entry of an interior, or ``None`` if it is yet to be asked for."""
@@ -147,7 +153,7 @@ class Request:
                 entry = self.entry(span)
                 if entry is None or not is_ready(entry):
                     break
-                links.append(self._interior(span))
+                links.append(self._interior(span, entry))
                 position = span.stop
                 continue
             stop = min(span.stop, position + budget, border)
@@ -178,16 +184,15 @@ class Request:
             if mark.is_taken and start < mark.position <= stop:
                 taken = snapshot_slot(mark)
                 if taken is not None:
-                    ids = self.plan.ids[start : mark.position]
+                    ids = self.plan.ids.between(start, mark.position)
                     rows.append(RowLink(ids, start, slots[start : mark.position], taken))
                     start = mark.position
         if start < stop:
-            rows.append(RowLink(self.plan.ids[start:stop], start, slots[start:stop]))
+            rows.append(RowLink(self.plan.ids.between(start, stop), start, slots[start:stop]))
         return rows
 
-    def _interior(self, span: Interior) -> InteriorLink:
-        entry = self.entry(span)
-        assert entry is not None and entry.transition_slot is not None, "an interior is asked for before it is folded"
+    def _interior(self, span: Interior, entry: CachedSegment) -> InteriorLink:
+        assert entry.transition_slot is not None, "an interior is asked for before it is folded"
         return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
 
     def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:

@@ -23,7 +23,7 @@ from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.read_back import ReadBack
 from hypic.engine.rehearsal import rehearse
-from hypic.engine.sampler import SampledToken
+from hypic.engine.sampler import Likeliest, SampledToken
 from hypic.engine.segment import Identity
 from hypic.engine.shares import step_tokens
 from hypic.engine.sizing import split_of
@@ -51,11 +51,14 @@ class StepResult:
 @dataclass(frozen=True)
 class Launched:
     """A step that the device may still be at: ``logits [R, vocab]``, and ``is_finite [N]`` of its tokens, which are
-    ``spans`` of its chains. Both are overwritten by the next step."""
+    ``spans`` of its chains. A recorded step has ``known`` its likeliest tokens, and what the host reads of it
+    ``together``. All are overwritten by the next step."""
 
     logits: Tensor
     is_finite: Tensor
     spans: Sequence[slice]
+    known: Likeliest | None = None
+    together: Tensor | None = None
 
     def broken(self, is_finite: Tensor) -> frozenset[int]:
         """Numbers of the chains that are not finite, from what the host has read."""
@@ -98,9 +101,11 @@ class Runner:
 
     @torch.inference_mode()
     def _launch(self, chains: Sequence[Chain]) -> Launched:
-        recorded = None if self.graphs is None else self.graphs.run(chains)
-        logits, is_finite = self._forward(chains) if recorded is None else recorded
-        return Launched(logits, is_finite, chain_tokens(chains))
+        left = None if self.graphs is None else self.graphs.run(chains)
+        if left is None:
+            return Launched(*self._forward(chains), chain_tokens(chains))
+        known = Likeliest(left.ids, left.finite)
+        return Launched(left.logits, left.is_finite, chain_tokens(chains), known, left.together)
 
     def _forward(self, chains: Sequence[Chain]) -> tuple[Tensor, Tensor]:
         layout = self.pool.layout

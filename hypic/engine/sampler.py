@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ class SamplingState:
 class Choice:
     """Tokens that are chosen on the device and not read yet: ``tensors`` are what the host must read of it, the chosen
     ids ``[R]``, whether each row is finite ``[R]``, and of the rows that want them log probabilities: the chosen
-    ids' ``[L]``, the likeliest ids' ``[L, n]`` and these ids."""
+    ids' ``[L]``, the likeliest ids' ``[L, n]`` and these ids. Rows behind those of ``states`` are nobody's."""
 
     states: Sequence[SamplingState] = ()
     tensors: tuple[Tensor, ...] = ()
@@ -128,8 +128,8 @@ class Choice:
             return []
         chosen, finite, logprobs = read[0].tolist(), read[1].tolist(), self._logprobs(read)
         return [
-            self._settle(state, token_id, logprobs.get(row)) if finite[row] else SampledToken(-1, finite=False)
-            for row, (state, token_id) in enumerate(zip(self.states, chosen, strict=True))
+            self._settle(state, chosen[row], logprobs.get(row)) if finite[row] else SampledToken(-1, finite=False)
+            for row, state in enumerate(self.states)
         ]
 
     def _logprobs(self, read: Sequence[Tensor]) -> Mapping[int, TokenLogprob]:
@@ -154,6 +154,19 @@ def wanted_logprobs(states: Sequence[SamplingState]) -> dict[int, int]:
     return {row: state.params.logprobs for row, state in enumerate(states) if state.params.logprobs is not None}
 
 
+class Likeliest(NamedTuple):
+    """Of rows of logits, the likeliest ids ``[R]`` and whether each is finite ``[R]``."""
+
+    ids: Tensor
+    finite: Tensor
+
+
+def likeliest(logits: Tensor) -> Likeliest:
+    """Of ``logits [R, V]``, in whichever type: the likeliest is the same in any."""
+    ids = logits.argmax(-1)
+    return Likeliest(ids, logits.gather(-1, ids[:, None])[:, 0].isfinite())
+
+
 class Sampler:
     """Chooses one token for every row of a step."""
 
@@ -166,12 +179,11 @@ class Sampler:
         return choice.tokens(ReadBack(choice.tensors).wait())
 
     @torch.inference_mode()
-    def choose(self, logits: Tensor, states: Sequence[SamplingState]) -> Choice:
+    def choose(self, logits: Tensor, states: Sequence[SamplingState], known: Likeliest | None = None) -> Choice:
         """The same, left on the device: the host waits for nothing, unless a row has a ``top_p`` (whose filter asks
-        how many ids are left)."""
-        if all(state.is_plain for state in states):  # the likeliest is the same in any type
-            chosen = logits.argmax(-1)
-            return Choice(states, (chosen, logits.gather(-1, chosen[:, None])[:, 0].isfinite()))
+        how many ids are left). What is ``known`` of the logits, and perhaps of rows behind them, is not computed."""
+        if all(state.is_plain for state in states):
+            return Choice(states, likeliest(logits) if known is None else known)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         chosen = self._chosen(penalize(logits, states), states)
         return Choice(states, (chosen, logits.amax(-1).isfinite(), *self._logprobs(logits, chosen, states)))

@@ -245,12 +245,21 @@ class Scheduler:
             self._settle_encode(encode, number in broken)
         for taken in work.snapshots:
             self._settle_snapshot(taken, taken.request.id in failed)
+        if not work.is_advanced:
+            self.advance(work)
+        return failed
+
+    def advance(self, work: Work) -> None:
+        """Move requests' cursors past a step, and give back what they have taken in with it. A step that encodes
+        nothing may still be under way on the device: what takes the place of what is given back is written behind it.
+        """
+        work.is_advanced = True
         for run in work.requests:
             request = run.request
             request.computed += 0 if request.is_decoding else run.chain.num_tokens
             request.done, request.initial_slot = run.reached, run.chain.final_slot
             self.admission.settle(request)
-        return failed
+            request.prepare_end()
 
     def _settle_encode(self, run: EncodeRun, is_broken: bool) -> None:
         next(iter(run.job.waiters.values())).encoded += run.chain.num_tokens

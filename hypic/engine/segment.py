@@ -9,14 +9,14 @@ full-attention layer unrotated K and V (pages). A *snapshot* holds a prompt's he
 from __future__ import annotations
 
 import hashlib
-import struct
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hypic.engine.token_ids import TokenIds, packed_ids
 from hypic.types import Segment
 
 Slots = NDArray[np.int64]
@@ -39,11 +39,29 @@ class Identity:
 
     def key(self, ids: tuple[int, ...], seam: int, namespace: str | None, deterministic: bool) -> bytes:
         """SHA-256 over canonical bytes; position, names and claims of clients never enter."""
+        return key_of(self.begun(seam, namespace, deterministic), ids)
+
+    def begun(self, seam: int, namespace: str | None, deterministic: bool) -> Any:
+        """The digest of a key before token ids."""
         path = f"{deterministic}:{self.path}" if deterministic else str(deterministic)
         parts = (self.fingerprint, self.dtype, self.storage, self.adapter, str(seam), path)
-        digest = _begun((*parts, "none" if namespace is None else f"some:{namespace}")).copy()
-        digest.update(struct.pack(f"<{len(ids)}q", *ids))
-        return bytes(digest.digest())
+        return _begun((*parts, "none" if namespace is None else f"some:{namespace}"))
+
+
+def key_of(begun: Any, ids: tuple[int, ...]) -> bytes:
+    """The key of ids, given the digest before them, as ``Identity.begun`` gives it."""
+    if not isinstance(ids, TokenIds):
+        return _key(begun, packed_ids(ids))
+    packed = ids.packed
+    if packed.key is None or packed.key[0] is not begun:
+        packed.key = begun, _key(begun, packed.data)
+    return packed.key[1]
+
+
+def _key(begun: Any, packed: bytes) -> bytes:
+    digest = begun.copy()
+    digest.update(packed)
+    return bytes(digest.digest())
 
 
 @lru_cache(maxsize=256)
@@ -105,6 +123,11 @@ class CachedSegment:
     is_forgotten: bool = False
     num_hits: int = 0
     is_trial: bool = False
+
+    @cached_property
+    def page_numbers(self) -> Slots:
+        """``pages`` as an array, which the pool counts with."""
+        return np.asarray(self.pages, dtype=np.int64)
 
     @property
     def is_snapshot(self) -> bool:

@@ -12,7 +12,6 @@ This is the only module of the engine that imports transformers, and it does so 
 from __future__ import annotations
 
 import re
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hypic.engine.messages import Part, Turn, flat_parts, split_turns
 from hypic.engine.plan import Piece
 from hypic.engine.rendering import Rendering
+from hypic.engine.token_ids import Packed, TokenIds, packed_ids
 from hypic.engine.vocabulary import any_of, data_tokenizer, eos_ids, generation_defaults, read_json
 from hypic.errors import CheckpointError, PromptError, UnsupportedModel
 from hypic.types import Prompt, PromptLike
@@ -30,7 +30,7 @@ from hypic.types import Prompt, PromptLike
 if TYPE_CHECKING:
     import transformers
 
-# Four bytes an id: some 16 MiB of ids for each memory.
+# Eight bytes an id, as keys are made of them: some 32 MiB for each memory.
 REMEMBERED_IDS = 1 << 22
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 _RESERVED = (
@@ -194,39 +194,45 @@ class Tokenizer:
 
 
 class _IdMemory:
-    """The ids of texts seen lately: bounded by their number, least recently used go first. Thread-safe."""
+    """The ids of texts seen lately, packed: bounded by their number, least recently used go first. Thread-safe."""
 
     def __init__(self, max_ids: int = REMEMBERED_IDS) -> None:
         self._max_ids, self._num_ids = max_ids, 0
-        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._packed: OrderedDict[str, Packed] = OrderedDict()
         self._lock = Lock()
 
-    def of(self, text: str, encode: Callable[[], list[int]]) -> tuple[int, ...]:
+    def of(self, text: str, encode: Callable[[], list[int]]) -> TokenIds:
         found = self.get(text)
         if found is None:
-            found = tuple(encode())
+            found = TokenIds(encode())
             self.put(text, found)
         return found
 
-    def get(self, text: str) -> tuple[int, ...] | None:
+    def get(self, text: str) -> TokenIds | None:
         with self._lock:
-            found = self._ids.get(text)
-            if found is None:
+            packed = self._packed.get(text)
+            if packed is None:
                 return None
-            self._ids.move_to_end(text)
-        return tuple(found)
+            self._packed.move_to_end(text)
+        return TokenIds.unpacked(packed)
 
     def put(self, text: str, ids: Sequence[int]) -> None:
+        packed = ids.packed if isinstance(ids, TokenIds) else Packed(packed_ids(ids))
         with self._lock:
-            self._num_ids += len(ids) - len(self._ids.pop(text, ()))
-            self._ids[text] = array("I", ids)
+            self._take(text)
+            self._packed[text] = packed
+            self._num_ids += len(packed)
             while self._num_ids > self._max_ids:
-                self._num_ids -= len(self._ids.popitem(last=False)[1])
+                self._take(next(iter(self._packed)))
 
     def drop(self, is_meant: Callable[[tuple[int, ...]], bool] | None) -> None:
         with self._lock:
-            for text in [t for t, ids in self._ids.items() if is_meant is None or is_meant(tuple(ids))]:
-                self._num_ids -= len(self._ids.pop(text))
+            known = list(self._packed.items())
+            for text in [t for t, packed in known if is_meant is None or is_meant(TokenIds.unpacked(packed))]:
+                self._take(text)
+
+    def _take(self, text: str) -> None:
+        self._num_ids -= len(self._packed.pop(text, ()))
 
 
 def _led_into(shown: Sequence[int | tuple[str, bool]], turns: Sequence[Turn]) -> list[Turn]:

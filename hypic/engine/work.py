@@ -38,11 +38,13 @@ class SnapshotTaken:
 
 @dataclass
 class Work:
-    """One step. Encodes are packed first: what they write, later chains of the same step read."""
+    """One step. Encodes are packed first: what they write, later chains of the same step read. ``is_advanced``: its
+    requests' cursors stand behind it."""
 
     encodes: list[EncodeRun] = field(default_factory=list)
     requests: list[RequestRun] = field(default_factory=list)
     snapshots: list[SnapshotTaken] = field(default_factory=list)
+    is_advanced: bool = False
 
     @property
     def chains(self) -> list[Chain]:

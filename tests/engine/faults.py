@@ -15,6 +15,7 @@ from hypic.engine.jobs import Jobs
 from hypic.engine.layers import linear_attention, linear_kernels
 from hypic.engine.plan import Interior
 from hypic.engine.request import Request
+from hypic.engine.segment import CachedSegment
 
 Inject = Callable[[pytest.MonkeyPatch], None]
 
@@ -44,8 +45,8 @@ def _tail_of(num_tokens: int) -> Inject:
     def inject(patch: pytest.MonkeyPatch) -> None:
         sound = Request._interior
 
-        def faulty(self: Request, span: Interior) -> InteriorLink:
-            return replace(sound(self, span), num_tokens=num_tokens)
+        def faulty(self: Request, span: Interior, entry: CachedSegment) -> InteriorLink:
+            return replace(sound(self, span, entry), num_tokens=num_tokens)
 
         patch.setattr(Request, "_interior", faulty)
 

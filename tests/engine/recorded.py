@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hypic.engine.graphs import WARM_CHAINS, Graphs, Recorded, decode_bucket, warm_bucket
+from hypic.engine.graphs import WARM_CHAINS, Graphs, Outputs, Recorded, decode_bucket, warm_bucket
 from hypic.engine.runner import Runner
 
 
@@ -20,8 +19,8 @@ from hypic.engine.runner import Runner
 class Rerun:
     """Stands in for a graph: ``replay`` computes anew what the graph leaves in its outputs."""
 
-    forward: Callable[[], tuple[Tensor, Tensor]]
-    outputs: tuple[Tensor, Tensor]
+    forward: Callable[[], Outputs]
+    outputs: Outputs
     is_running: bool = False
     num_replays: int = 0
 
@@ -53,8 +52,8 @@ def with_recorded_steps(runner: Runner, warm_tokens: Sequence[int] = (64, 192)) 
 def _recorded(graphs: Graphs, bucket: Any, decodes: bool) -> Recorded:
     sent = graphs._buffer(bucket, decodes)
 
-    def forward() -> tuple[Tensor, Tensor]:
+    def forward() -> Outputs:
         return graphs._forward(sent, bucket, decodes)
 
-    logits, is_finite = (tensor.clone() for tensor in forward())
-    return Recorded(bucket, sent, Rerun(forward, (logits, is_finite)), logits, is_finite)  # type: ignore[arg-type]
+    outputs = Outputs(*(tensor.clone() for tensor in forward()))
+    return Recorded(bucket, sent, Rerun(forward, outputs), outputs)  # type: ignore[arg-type]

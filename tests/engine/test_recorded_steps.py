@@ -19,7 +19,7 @@ from hypic.engine.engine import Engine
 from hypic.engine.kernel_arrays import arrays, decode_arrays
 from hypic.engine.kernel_buffer import Sent
 from hypic.engine.loop import EngineLoop
-from hypic.engine.read_back import ReadBack, packed, unpacked
+from hypic.engine.read_back import Landing, ReadBack, packed, unpacked
 from hypic.engine.runner import Runner
 from hypic.engine.sampler import SamplingState
 from hypic.engine.slot_table import SlotTable
@@ -127,9 +127,13 @@ def test_what_is_read_back_together_comes_apart_as_it_was(num_flags: int) -> Non
 @pytest.mark.gpu
 def test_what_a_gpu_is_at_is_read_back_once_it_is_done() -> None:
     numbers = torch.arange(6, device="cuda").view(2, 3)
-    torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # cycles: the host is here long before
-    flags, doubled = numbers % 2 == 0, numbers * 2
-    read_back = ReadBack([flags, doubled, numbers.half()])
+
+    def begun() -> ReadBack:
+        return ReadBack([numbers % 2 == 0, numbers * 2, numbers.half()])
+
+    begun().wait()  # a kernel that is loaded at its first use holds up the host
+    torch.cuda._sleep(400_000_000)  # type: ignore[no-untyped-call]  # cycles: the host is here long before
+    read_back = begun()
     assert not read_back.has_come
     found = read_back.wait()
     assert read_back.has_come and not any(tensor.is_cuda for tensor in found)
@@ -213,6 +217,50 @@ def test_a_step_reads_once_and_sends_once(
     assert all(step["waits"] == 1 and step["reads"] == 0 for step in counts.steps)
     # The buffer of a step's numbers, and before the first one the cached token slots.
     assert [step["copies"] for step in counts.steps] == [2, 1, 1, 1, 1, 1]
+
+
+CHOOSING = ("argmax", "gather", "isfinite")
+
+
+@pytest.mark.parametrize(("sampling", "is_plain"), [({}, True), ({"presence_penalty": 0.5}, False)])
+def test_a_recorded_step_has_chosen_the_likeliest_tokens_itself(
+    sampling: dict[str, Any], is_plain: bool, load: Callable[[str, str], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nothing follows a replay but one copy, unless a token is chosen in another way; tokens are those that are
+    chosen without."""
+    runner = load("qwen", "on")
+    assert runner.graphs is not None
+    graphs = [recorded.graph for recorded in (*runner.graphs.decodes, *runner.graphs.warm)]
+    engine, chosen = Engine(runner, Vocabulary(str), 8, 8192, None), []
+    drive(engine, "cold", 2, 4, **sampling)
+
+    def counting(name: str) -> None:
+        sound = getattr(torch.Tensor, name)
+
+        def noting(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+            if not any(graph.is_running for graph in graphs):  # type: ignore[attr-defined]
+                chosen.append(name)
+            return sound(self, *args, **options)
+
+        monkeypatch.setattr(torch.Tensor, name, noting)
+
+    for name in CHOOSING:
+        counting(name)
+    num_replays = runner.graphs.num_replays
+    drive(engine, "warm", 2, 4, **sampling)
+    assert runner.graphs.num_replays == num_replays + 4
+    assert (not chosen) == is_plain
+
+
+@pytest.mark.gpu
+def test_memory_that_reads_arrive_in_is_used_in_turn() -> None:
+    landing, numbers = Landing(), torch.arange(8, device="cuda")
+    reads = [ReadBack([numbers + n], landing) for n in range(Landing.NUM_READS)]
+    assert [read.wait()[0].tolist() for read in reads] == [list(range(n, n + 8)) for n in range(len(reads))]
+    known = reads[0].wait()[0].data_ptr()
+    again = ReadBack([numbers[:3]], landing, together=packed([numbers[:3] * 2]))
+    assert again.wait()[0].data_ptr() == known and again.wait()[0].tolist() == [0, 2, 4]
+    assert ReadBack([torch.arange(99, device="cuda")], landing).wait()[0].tolist() == list(range(99))
 
 
 def test_requests_are_taken_in_while_the_device_is_at_a_step(load: Callable[[str, str], Runner]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hypic.engine.plan import Piece
+from hypic.engine.token_ids import TokenIds
 from hypic.engine.tokenizer import Tokenizer
 from hypic.types import Prompt, Segment
 from hypic_apps.cli.errors import InputError
@@ -37,7 +38,8 @@ class Shape:
 
 @dataclass(frozen=True)
 class IdsSource:
-    """Prompts as token ids: nothing is tokenised."""
+    """Prompts as token ids: nothing is tokenised. A document's are packed once, as those of a text that a tokenizer
+    knows."""
 
     vocab_size: int
     seed: int = 0
@@ -59,7 +61,7 @@ class IdsSource:
         return Piece(document, Segment(""))
 
     def _ids(self, draw: random.Random, count: int) -> Ids:
-        return tuple(draw.choices(range(self.vocab_size), k=count))
+        return TokenIds(draw.choices(range(self.vocab_size), k=count))
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class TextSource:
         return lambda: pieces
 
     def segment(self, document: str) -> Piece:
-        return Piece(tuple(self.tokenizer.encode_text(document)), Segment(document))
+        return Piece(TokenIds(self.tokenizer.encode_text(document)), Segment(document))
 
     def _text(self, draw: random.Random, count: int) -> str:
         return "".join(draw.choices(self.words, k=count)).strip()

@@ -19,7 +19,7 @@ from hypic.engine import plan, weights
 from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import Choice, Sampler, SamplingState
+from hypic.engine.sampler import Choice, Likeliest, Sampler, SamplingState
 from hypic.engine.shares import step_tokens
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class Noting(Sampler):
         self.forced: dict[str, Sequence[int]] = {}
         self.rows: dict[str, list[Tensor]] = {}
 
-    def choose(self, logits: Tensor, states: Sequence[SamplingState]) -> Choice:
+    def choose(self, logits: Tensor, states: Sequence[SamplingState], known: Likeliest | None = None) -> Choice:
         """As ``Sampler``; ``asked`` names the request of each row."""
         for id, row in zip(self.asked, logits.float().log_softmax(-1).cpu(), strict=True):
             self.rows.setdefault(id, []).append(row)
@@ -68,7 +68,7 @@ class Driven(Engine):
     noting: Noting
     watch_step: Callable[[Work], None] | None = None
 
-    def choose(self, work: Work, logits: Tensor) -> Choice:
+    def choose(self, work: Work, logits: Tensor, known: Likeliest | None = None) -> Choice:
         self.noting.asked = [run.request.id for run in work.requests if run.chain.wants_logits]
         return super().choose(work, logits)
 

@@ -13,6 +13,7 @@ from hypic.engine.pool import Pool
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
 from hypic.engine.store.eviction import Ranking
+from hypic.engine.token_ids import are_same
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class DeviceStore:
     def get(self, key: bytes, ids: tuple[int, ...]) -> CachedSegment | None:
         """The entry of ``key``, if its token ids are ``ids``; not pinned yet, and not counted."""
         entry = self.find(key)
-        return entry if entry is not None and (entry.ids is ids or entry.ids == ids) else None
+        return entry if entry is not None and (are_same(entry.ids, ids)) else None
 
     def find(self, key: bytes) -> CachedSegment | None:
         """The entry of ``key``, whatever its tokens."""
