@@ -50,7 +50,8 @@ class EngineConfig:
     most 2^-8 a number; transitions of heads whose norm is below ``drop_below`` are left out, which moves a state by at
     most that share of the one before it. ``ttl`` are the seconds after which what is cached is forgotten: a number, or
     text by namespace such as ``"alice=3600,*=86400"``, in which ``*`` is all others.
-    ``max_step_tokens`` is the token budget of one step; ``page_size`` counts tokens. By ``typical_segment_tokens``, a
+    ``max_step_tokens`` is the token budget of one step, by default 8,192, and 16,384 on a GPU of 40 GB or more, whose
+    steps are otherwise bound by the host; ``page_size`` counts tokens. By ``typical_segment_tokens``, a
     typical segment's length, memory is split between pages of K/V and slots of states. ``adapter`` is a PEFT LoRA
     adapter, a folder or a repository, merged into the weights when they are loaded. ``kernels`` says whether steps are
     run by kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their slow references. ``graphs`` records
@@ -67,7 +68,7 @@ class EngineConfig:
     memory: int | float | str = 0.5
     max_context: int | None = None
     max_running: int = 64
-    max_step_tokens: int = 8192
+    max_step_tokens: int | None = None
     page_size: int = 16
     typical_segment_tokens: int = 512
     store: str | None = None

@@ -57,6 +57,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.sampler",),
     ("hypic.engine.graphs",),
     ("hypic.engine.rehearsal",),
+    ("hypic.engine.shares",),
     ("hypic.engine.runner",),
     ("hypic.engine.speed",),
     ("hypic.engine.request", "hypic.engine.task"),
@@ -73,12 +74,12 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.loop",),
     ("hypic.engine.payload",),
     ("hypic.engine.trust",),
+    ("hypic.engine.arrivals", "hypic.engine.own_work"),
     ("hypic.engine.peers",),
     ("hypic.engine.calibrate",),
     ("hypic.engine.lending",),
     ("hypic.engine.speech",),
     ("hypic.engine.worker",),
-    ("hypic.engine.shares",),
     ("hypic.engine.router",),
     ("hypic.engine.workers",),
     ("hypic.engine.starting",),
@@ -112,7 +113,8 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     "hypic_apps.bench": ("hypic", "hypic.engine"),
     # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
-        *("hypic", "hypic.engine.plan", "hypic.engine.runner", "hypic.engine.work", "hypic.engine.engine"),
+        *("hypic", "hypic.engine.plan", "hypic.engine.shares", "hypic.engine.runner", "hypic.engine.work"),
+        "hypic.engine.engine",
         *("hypic.engine.sampler", "hypic.engine.task", "hypic.engine.tokenizer", "hypic.engine.weights"),
     ),
 }

@@ -21,7 +21,7 @@ from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
-from hypic.engine.store.image import EntryImage, install
+from hypic.engine.store.image import EntryImage, install_all
 from hypic.engine.store.threads import Pending
 from hypic.engine.store.tiered import Tiered
 
@@ -34,6 +34,9 @@ class Away(Protocol):
 
     def withdraw(self, job: Encode) -> None:
         """Nobody needs an encode any more that is done elsewhere."""
+
+    def rebalance(self) -> None:
+        """Between two steps: what was not begun may change hands, if plans were wrong."""
 
 
 @dataclass
@@ -145,11 +148,12 @@ class Jobs:
             entry = job.entry
             self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
 
-    def came(self, job: Encode, image: EntryImage) -> None:
-        """A segment's entry came from another worker; the image was checked."""
-        install(self.pool, image, job.entry)
-        job.done, job.away = len(job.entry.ids), 0
-        self.stored(job)
+    def came(self, arrived: Sequence[tuple[Encode, EntryImage]]) -> None:
+        """Segments' entries came from other workers; the images were checked. All are written together."""
+        install_all(self.pool, [(image, job.entry) for job, image in arrived])
+        for job, _ in arrived:
+            job.done, job.away = len(job.entry.ids), 0
+            self.stored(job)
 
     def broken(self, job: Encode) -> None:
         """A segment's encode is not finite: nobody keeps it, and all that wait for it fail."""

@@ -37,13 +37,14 @@ logger = logging.getLogger("hypic")
 @dataclass(frozen=True)
 class Seen:
     """Seconds of encodes that wait; keys that came and went; for how long the engine is at one step, 0 if it waits;
-    what its work costs beside what was measured at the start."""
+    what its work costs beside what was measured at the start, and how sure that is."""
 
     queued_s: float = 0.0
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     busy_s: float = 0.0
     scale: float = 1.0
+    spread: float = 0.0
 
     @property
     def is_news(self) -> bool:
@@ -166,11 +167,12 @@ class Shown:
         if not self._is_asked:
             self._is_asked = True
             self._loop.post(lambda engine: self._seen.put(self._look(engine)))
-        return replace(seen, busy_s=busy_s, scale=self._pace.cost.scale)
+        cost = self._pace.cost
+        return replace(seen, busy_s=busy_s, scale=cost.scale, spread=cost.spread)
 
     def _look(self, engine: Engine) -> Seen:
         cost = self._pace.cost
-        queued_s = sum(cost.marginal_s(job.num_left) for job in engine.admission.encoding.values() if not job.away)
+        queued_s = cost.together_s([job.num_left for job in engine.admission.encoding.values() if not job.away])
         held = {entry.key.hex() for entry in engine.store if not entry.is_snapshot and not entry.is_trial}
         added, removed = tuple(held - self._held), tuple(self._held - held)
         self._held = held

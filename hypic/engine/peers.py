@@ -20,18 +20,20 @@ from functools import partial
 
 from torch import Tensor
 
-from hypic.engine.admission import Admission
+from hypic.engine.arrivals import Arrivals, Arrived, awaited
 from hypic.engine.engine import Engine
+from hypic.engine.own_work import OwnWork
 from hypic.engine.parallel import messages
-from hypic.engine.parallel.assign import PLANNERS, Job, Member, Placed
+from hypic.engine.parallel.assign import PLANNERS, Job, Placed, alike
 from hypic.engine.parallel.caller import Caller, Self
 from hypic.engine.parallel.connections import Connections
-from hypic.engine.parallel.cost import LinkCost, Pace
+from hypic.engine.parallel.cost import Pace
 from hypic.engine.parallel.messages import Beat, Cancel, Entry, Hello, Holdings, Refused, Want
+from hypic.engine.parallel.stealing import to_take_back
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.view import State, View
 from hypic.engine.parallel.wants import Counts, Patience, Pending, Wants
-from hypic.engine.payload import Canary, checked, largest_bytes, note, want_of
+from hypic.engine.payload import Canary, checked, largest_bytes, want_of
 from hypic.engine.request import Encode
 from hypic.engine.store.image import EntryImage
 from hypic.engine.trust import Trust
@@ -39,7 +41,6 @@ from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS, TICK_S = 2, 0.05
-NO_LINK = LinkCost(0.0, 0.0)
 # What a pending canary has for its attempt.
 CANARY = -1
 # What a canary is taken to last: no request waits for it, so a worker that has just started is given time.
@@ -68,13 +69,14 @@ class Peers:
         self.me, self.pace, self.patience, self.planner = me, pace, patience, planner
         self.view, self.wants, self.counts = View(), Wants(), Counts()
         self.only: frozenset[int] | None = None
-        self._admission: Admission | None = engine.admission
+        self._own = OwnWork(me, pace, engine.admission)
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
         self._post, self._report = post, report
         self._trust = Trust(canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report)
         self._connections = Connections(me, self)
         self._nonces = itertools.count(1)
+        self._arrivals = Arrivals(self.counts)
         self._lock = threading.RLock()
         self._over = threading.Event()
         threading.Thread(target=self._tick, name="hypic-deadlines", daemon=True).start()
@@ -100,11 +102,15 @@ class Peers:
             wanted = [self._job(number, job, ranks) for number, job in enumerate(jobs)]
             if not members or not wanted:
                 return
-            own = Member(self.me.rank, self.pace.cost, NO_LINK, self._own_queue_s(jobs))
+            own = self._own.member(self._arrivals.receive_s, jobs)
+            placed = PLANNERS[self.planner](wanted, alike([own, *members]), self.me.rank)
+            # What is asked at once of a peer is encoded in steps of many, so all of it may come with the last.
+            arrivals_s = {place.rank: place.arrival_s for place in sorted(placed, key=lambda place: place.arrival_s)}
             asked: dict[tuple[int, int], list[Want]] = {}
-            for place in PLANNERS[self.planner](wanted, [own, *members], self.me.rank):
+            for place in placed:
                 if place.rank != self.me.rank:
-                    pending = self._send_away(jobs[place.job.number], place, attempt, now)
+                    arrival_s = place.arrival_s if place.is_fetch else arrivals_s[place.rank]
+                    pending = self._send_away(jobs[place.job.number], place, arrival_s, attempt, now)
                     asked.setdefault(pending.peer, []).append(want_of(pending))
             for peer, wants in asked.items():
                 self._connections.tell(peer, messages.Wants(tuple(wants)))
@@ -116,40 +122,40 @@ class Peers:
         entry = job.entry
         return Job(number, len(entry.ids), entry.num_bytes, self.view.holders(entry.key.hex(), ranks))
 
-    def _own_queue_s(self, fresh: Sequence[Encode]) -> float:
-        """Seconds of encodes that this engine had before."""
-        assert self._admission is not None, "work is planned while the engine runs"
-        new = {job.entry.key for job in fresh}
-        mine = [job for key, job in self._admission.encoding.items() if not job.away and key not in new]
-        return sum(self.pace.cost.marginal_s(job.num_left) for job in mine)
-
-    def _send_away(self, job: Encode, place: Placed, attempt: int, now: float) -> Pending:
+    def _send_away(self, job: Encode, place: Placed, arrival_s: float, attempt: int, now: float) -> Pending:
         peer, nonce = self.view.peers[place.rank], next(self._nonces)
-        pending = Pending(nonce, job.entry, peer.id, place.is_fetch, now, place.arrival_s, attempt, peer.late)
+        pending = Pending(nonce, job.entry, peer.id, place.is_fetch, now, arrival_s, attempt, peer.late)
         self.wants.add(pending)
         job.away, self.counts.asked = nonce, self.counts.asked + 1
-        self.view.promised(place.rank, place.arrival_s, now)
+        self.view.promised(place.rank, arrival_s, now)
         return pending
 
-    def _install(self, pending: Pending, message: Entry, image: EntryImage, made: Made, engine: Engine) -> None:
-        """What came, into the pages and slots that wait for it, unless they wait no more."""
-        job = engine.admission.encoding.get(pending.key)
-        if job is None or job.away != pending.nonce:
-            self.counts.late += 1
+    def rebalance(self) -> None:
+        """Between two steps: take back what a peer has not begun, if there is nothing else to do here; plan again what
+        waits here, if a peer has nothing to do."""
+        if self.planner != "longest-first" or self._own.admission is None:
             return
-        made.taken()
-        note(job, pending, message)
-        engine.admission.expiry.end(job.entry, message.expires_s)
-        engine.admission.jobs.came(job, image)
-        self.counts.came += 1
-        self.counts.fetched += message.was_held
-        self.counts.last_came_s = time.monotonic()
+        with self._lock:
+            if not self._own.here():
+                self._take_back()
+            elif later := self._own.later():
+                idle = self.view.idle(self.wants.waiting(), time.monotonic())
+                self.offer(later if any(map(self._may_ask, idle)) else ())
+
+    def _take_back(self) -> None:
+        encoding = self._own.encoding
+        waiting = [pending for pending in self.wants.waiting() if awaited(pending, encoding)]
+        own = self._own.member(self._arrivals.receive_s)
+        for pending in to_take_back(waiting, own, self.view, time.monotonic()):
+            if self.wants.take(pending.nonce) is not None:
+                self._connections.tell(pending.peer, Cancel(pending.nonce))
+                encoding[pending.key].away, self.counts.taken_back = 0, self.counts.taken_back + 1
 
     def _again(self, lost: Sequence[Pending], engine: Engine) -> None:
         """Plan anew what did not come; at the last attempt it is run here."""
         for pending in lost:
-            job = engine.admission.encoding.get(pending.key)
-            if job is None or job.away != pending.nonce:
+            job = awaited(pending, engine.admission.encoding)
+            if job is None:
                 continue
             job.away = 0
             if pending.attempt + 1 < MOST_ATTEMPTS:
@@ -190,7 +196,7 @@ class Peers:
         """Ask nobody any more; what is awaited is run here, if the engine still runs."""
         self._over.set()
         self._connections.close()
-        self._admission = None
+        self._own.admission = None
 
     def _fall_back(self, lost: Sequence[Pending], reason: str) -> None:
         """Whoever did not do what was asked is left alone for a while; the work is planned again.
@@ -281,8 +287,9 @@ class Peers:
     def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor) -> None:
         taken_s = time.monotonic() - pending.asked_s
         with self._lock:
-            self.view.came(*pending.peer, pending.predicted_s, taken_s)
-        self._post(partial(self._install, pending, entry, image, Made.here(data)))
+            self.view.came(*pending.peer, pending.predicted_s, taken_s, time.monotonic())
+        self._arrivals.add(Arrived(pending, entry, image, Made.here(data)))
+        self._post(self._arrivals.write)
 
     def _becomes(self, peer: tuple[int, int], state: State) -> None:
         with self._lock:

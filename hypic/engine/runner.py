@@ -25,6 +25,7 @@ from hypic.engine.read_back import ReadBack
 from hypic.engine.rehearsal import rehearse
 from hypic.engine.sampler import Likeliest, SampledToken
 from hypic.engine.segment import Identity
+from hypic.engine.shares import step_tokens
 from hypic.engine.sizing import split_of
 from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
@@ -186,7 +187,7 @@ def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) 
         return None
     graphs = Graphs(model, pool, geometry)
     try:
-        graphs.record(config.max_running, config.max_step_tokens)
+        graphs.record(config.max_running, step_tokens(config, pool.device))
     except RuntimeError as fault:  # of torch: something in the step asks the host after all
         logger.warning("steps are launched one kernel at a time, since they could not be recorded: %s", fault)
         return None

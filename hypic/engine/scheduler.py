@@ -71,6 +71,8 @@ class Scheduler:
     def schedule(self) -> Work | None:
         """What to run next, or ``None`` if nothing can."""
         self._take_in()
+        if self.admission.jobs.away is not None:
+            self.admission.jobs.away.rebalance()
         for request in self.running.values():  # before others come, who want memory too
             self.admission.advance(request)
         self._admit()

@@ -12,6 +12,9 @@ import torch
 from hypic.config import EngineConfig
 from hypic.errors import ConfigError
 
+# The token budget of a step, and on a GPU with so many bytes: below it launches take longer than what is launched.
+STEP_TOKENS, LARGE_STEP_TOKENS, LARGE_GPU_BYTES = 8192, 16_384, 40_000_000_000
+
 
 def own_share(config: EngineConfig) -> EngineConfig:
     """The settings of one worker of several: its threads and, where several share a device, its part of the memory.
@@ -58,3 +61,11 @@ def settings_of(rank: int, config: EngineConfig) -> Mapping[str, Any]:
     """The settings of one worker's process, as plain values."""
     device = device_for(rank, config).partition(":")[0]
     return {**asdict(own_share(config)), "device": device, "workers": 1}
+
+
+def step_tokens(config: EngineConfig, device: torch.device) -> int:
+    """The token budget of one step on a device."""
+    if config.max_step_tokens is not None:
+        return config.max_step_tokens
+    is_large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= LARGE_GPU_BYTES
+    return LARGE_STEP_TOKENS if is_large else STEP_TOKENS

@@ -15,7 +15,7 @@ from hypic.engine.parallel.ray_actors import Launcher
 from hypic.engine.router import Router
 from hypic.engine.runner import Runner
 from hypic.engine.segment import Identity
-from hypic.engine.shares import device_for, own_share
+from hypic.engine.shares import device_for, own_share, step_tokens
 from hypic.engine.task import Vocabulary
 from hypic.engine.worker import engine_of
 from hypic.engine.workers import Setup, Workers
@@ -72,9 +72,10 @@ def _start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, workers: 
     if own.threads is not None:
         torch.set_num_threads(own.threads)
     runner = Runner.load(folder, replace(own, device=device_for(0, config)))
-    measured = None if workers is None else calibrate(runner, own.max_step_tokens)
-    engine = engine_of(runner, vocabulary, own, own.max_step_tokens)
-    pace = engine.pace = None if measured is None else Pace(measured[0])
+    num_step = step_tokens(own, runner.pool.device)
+    measured = None if workers is None else calibrate(runner, num_step)
+    engine = engine_of(runner, vocabulary, own, num_step)
+    pace = engine.pace = None if measured is None else Pace(replace(measured[0], batch_tokens=num_step))
     loop = EngineLoop(engine)
     try:
         router = workers.join(loop, pace, measured[1]) if workers and pace and measured else None

@@ -45,10 +45,11 @@ from hypic.engine.parallel.messages import (
     Stop,
 )
 from hypic.engine.parallel.processes import end_with
-from hypic.engine.parallel.transport import device_name
+from hypic.engine.parallel.transport import device_kind, device_name
 from hypic.engine.payload import Canary
 from hypic.engine.peers import Peers
 from hypic.engine.runner import Runner
+from hypic.engine.shares import step_tokens
 from hypic.engine.speech import result_to_json, task_of
 from hypic.engine.store.texts import Wanted
 from hypic.engine.task import Emission, Vocabulary
@@ -57,8 +58,6 @@ from hypic.errors import HypicError, WorkerLost
 from hypic.types import Policy
 
 logger = logging.getLogger("hypic")
-# Segments of a batch are sent when the batch ends: smaller batches than a request's own are sent sooner.
-BATCH_TOKENS = 4096
 PARENT_S = 0.5
 
 
@@ -118,7 +117,7 @@ class Worker:
         self._wire.send(
             Hello(
                 *(spec.rank, spec.generation, os.getpid(), self._host, self._listener.port, me.device_name),
-                *(fingerprint, to_json(pace.cost)),
+                *(fingerprint, to_json(pace.cost), me.device_kind),
             )
         )
 
@@ -208,12 +207,11 @@ def start(spec: WorkerSpec) -> Worker:
         torch.set_num_threads(config.threads)
     vocabulary = vocabulary_of(Tokenizer(folder)) if spec.speaks else Vocabulary(lambda ids: "")
     runner = Runner.load(folder, config)
-    step_tokens = min(config.max_step_tokens, BATCH_TOKENS)
-    cost, canary = calibrate(runner, step_tokens)
-    engine = engine_of(runner, vocabulary, config, step_tokens)
+    cost, canary = calibrate(runner, step_tokens(config, runner.pool.device))
+    engine = engine_of(runner, vocabulary, config, cost.batch_tokens)
     engine.pace = pace = Pace(cost)
     loop, device = EngineLoop(engine), runner.pool.device
-    me = Self(spec.rank, spec.generation, spec.secret, device, device_name(device), spec.carrier)
+    me = Self(spec.rank, spec.generation, spec.secret, device, device_name(device), spec.carrier, device_kind(device))
     return Worker(spec, loop, me, pace, canary)
 
 

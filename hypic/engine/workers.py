@@ -28,7 +28,7 @@ from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Abort, Ask, Beat, Forget, Forgot, Hello, Holdings, Message, Piece, Roster
 from hypic.engine.parallel.processes import LocalProcess
 from hypic.engine.parallel.supervisor import Launch, Supervisor
-from hypic.engine.parallel.transport import device_name
+from hypic.engine.parallel.transport import device_kind, device_name
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.payload import Canary
 from hypic.engine.peers import Peers
@@ -107,11 +107,13 @@ class Workers:
     def _joined(self, loop: EngineLoop, pace: Pace, canary: Canary, engine: Engine) -> None:
         runner, setup = engine.runner, self.setup
         device = runner.pool.device
-        me = Self(0, OWN_GENERATION, self.supervisor.secret, device, device_name(device), setup.carrier)
+        me = Self(
+            0, OWN_GENERATION, self.supervisor.secret, device, device_name(device), setup.carrier, device_kind(device)
+        )
         self._listener = Listener(me, setup.host, Lending(loop, OWN_GENERATION))
         self._own = Hello(
             *(0, OWN_GENERATION, os.getpid(), self.supervisor.host, self._listener.port, me.device_name),
-            *(runner.identity.fingerprint, to_json(pace.cost)),
+            *(runner.identity.fingerprint, to_json(pace.cost), me.device_kind),
         )
         # From here on everybody is told, on other threads, of a worker that comes or leaves: this one is known by now.
         self._peers = Peers(me, engine, loop.post, pace, canary, self._failed, setup.patience, setup.planner)
@@ -228,7 +230,7 @@ class Workers:
     def _beat(self, beat: Beat) -> None:
         if self._peers is not None:
             self._peers.heard(beat)
-            seen = Seen(beat.queued_s, beat.added, beat.removed, beat.busy_s, beat.scale)
+            seen = Seen(beat.queued_s, beat.added, beat.removed, beat.busy_s, beat.scale, beat.spread)
             if seen.is_news:
                 self._pass_on(Holdings(beat.rank, beat.generation, **vars(seen)))
 

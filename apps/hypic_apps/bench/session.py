@@ -24,6 +24,7 @@ from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
+from hypic.engine.shares import step_tokens
 from hypic.engine.store.texts import Wanted
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
@@ -149,7 +150,9 @@ def session(geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed:
     with geometry.placed() as folder:
         runner = Runner.load(folder, config)
         source = _source(folder if geometry.folder is not None else None, runner, ids, seed)
-    engine = Engine(runner, NO_TEXT, config.max_running, config.max_step_tokens, config.store_bytes, config.tiers)
+    engine = Engine(
+        runner, NO_TEXT, config.max_running, step_tokens(config, runner.pool.device), config.store_bytes, config.tiers
+    )
     loop = EngineLoop(engine)
     del engine, runner
     try:

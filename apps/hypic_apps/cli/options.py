@@ -18,7 +18,7 @@ HELP: Mapping[str, str] = {
     "memory": "size of the one pool: bytes, a size such as 8GiB, or a share of what is free such as 0.5",
     "max_context": "most tokens of a prompt and its answer",
     "max_running": "most requests at a time",
-    "max_step_tokens": "most tokens of one step",
+    "max_step_tokens": "most tokens of one step; by default 8192, and 16384 on a large GPU",
     "typical_segment_tokens": "length of a typical segment, by which memory is split between K/V and states",
     "page_size": "tokens of a page of keys and values",
     "store": "where entries are kept, e.g. device://8GiB,host://32GiB,disk:///path?size=200GiB",

@@ -20,6 +20,7 @@ from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import Choice, Likeliest, Sampler, SamplingState
+from hypic.engine.shares import step_tokens
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.work import Work
@@ -93,7 +94,13 @@ class Subject:
         vocabulary = Vocabulary(
             tokens.decode, tokens.eos_ids, tokens.byte_ids, tokens.special_ids, dict(tokens.generation_defaults)
         )
-        self.engine = Driven(self.runner, vocabulary, config.max_running, config.max_step_tokens, config.store_bytes)
+        self.engine = Driven(
+            self.runner,
+            vocabulary,
+            config.max_running,
+            step_tokens(config, self.runner.pool.device),
+            config.store_bytes,
+        )
         self.engine.noting = self.engine.sampler = Noting()
         self._ids = itertools.count()
 

@@ -1,23 +1,26 @@
 """Who encodes which cold segment, and whose copy is fetched: pure, in seconds, from what is known right now.
 
 Longest processing time first: jobs in order of falling cost, each to the worker from which its entry arrives first,
-counting the work that is queued there, what this plan has given it already, the way of the entry to the combiner, and
-whether the worker holds the entry. A holder only sends; when it is busier than encoding anew would take, the segment is
-encoded elsewhere, and so a hot one comes to stand on several workers. Stale knowledge only costs time: a worker that no
-longer holds what it was asked for encodes it. ``round_robin`` is the baseline that knows none of this.
+counting the work that is queued there, what this plan has given it already and the steps that takes, the way of the
+entry to the combiner and the combiner's trouble with it, and whether the worker holds the entry. Workers of one kind
+are taken to be equally fast (``alike``). A holder only sends; when it is busier than encoding anew would take, the
+segment is encoded elsewhere, and so a hot one comes to stand on several workers. Stale knowledge only costs time: a
+worker that no longer holds what it was asked for encodes it. ``round_robin`` is the baseline that knows none of this.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypic.engine.parallel.cost import EncodeCost, LinkCost
 
-# A holder's answer needs no step of the model, but waits for the one that runs, which is of this many tokens at most.
+# A holder's answer needs no step of the model, but waits for the one that runs.
 SERVE_S = 1e-3
-STEP_TOKENS = 4096
+# A worker whose steps take this much more or less than those of its kind is another kind, by segments such as these.
+OTHER_KIND = 1.3
+COMPARED = (1024,) * 8
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,45 @@ class Job:
 
 @dataclass(frozen=True)
 class Member:
-    """A worker as a planner sees it: ``queued_s`` of work before anything new, ``link`` to the combiner."""
+    """A worker as a planner sees it: ``queued_s`` of work before anything new, ``link`` to the combiner, ``kind`` of
+    device ("": like no other), and ``receive_s`` of its engine's time for every entry that it receives."""
 
     rank: int
     encode: EncodeCost
     link: LinkCost
     queued_s: float = 0.0
+    kind: str = ""
+    receive_s: float = 0.0
+
+
+def alike(members: Sequence[Member]) -> list[Member]:
+    """Members with one cost for each kind of device: what each has measured itself is noisy.
+
+    It is the median's of those whose steps were observed, or else of all. A member keeps its own if nearly all of its
+    steps (``EncodeCost.spread``) show that it differs from that by a factor of 1.3.
+    """
+    by_kind: dict[str, list[EncodeCost]] = {}
+    for member in members:
+        by_kind.setdefault(member.kind, []).append(member.encode)
+    medians = {kind: _median(costs) for kind, costs in by_kind.items() if kind}
+    return [_like(member, medians[member.kind]) if member.kind else member for member in members]
+
+
+def _median(costs: Sequence[EncodeCost]) -> EncodeCost:
+    """The lower of two in the middle."""
+    observed = [cost for cost in costs if cost.spread] or costs
+    return sorted(observed, key=_compared_s)[(len(observed) - 1) // 2]
+
+
+def _like(member: Member, median: EncodeCost) -> Member:
+    own, most = member.encode, OTHER_KIND * member.encode.spread
+    ratio = _compared_s(own) / max(_compared_s(median), 1e-12)
+    departs = own.spread and not 1 / most <= ratio <= most
+    return member if departs else replace(member, encode=replace(median, batch_tokens=own.batch_tokens))
+
+
+def _compared_s(cost: EncodeCost) -> float:
+    return cost.together_s(COMPARED)
 
 
 @dataclass(frozen=True)
@@ -52,36 +88,42 @@ class Placed:
 
 @dataclass
 class _Track:
-    """What a plan has given a worker so far. The first segment of a plan pays for reading the weights."""
+    """What a plan has given a worker so far: ``compute_s`` without what every step takes, and ``num_tokens``, which say
+    how many steps there are."""
 
     member: Member
     is_combiner: bool
     compute_s: float = field(init=False)
     link_s: float = 0.0
-    has_work: bool = False
+    num_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.compute_s = self.member.queued_s
 
     def ends(self, job: Job) -> tuple[float, float, bool]:
         """When the entry would be made and when it would arrive, and whether it would only be sent."""
-        member, encoded = self.member, self.compute_s + self._encode_s(job)
+        member = self.member
+        steps_s = member.encode.steps_s(self.num_tokens + job.num_tokens)
+        encoded = self.compute_s + member.encode.marginal_s(job.num_tokens) + steps_s
         if self.is_combiner:
             return encoded, encoded, False
         is_fetch = member.rank in job.holders
-        made = SERVE_S + min(member.queued_s, member.encode.seconds(STEP_TOKENS)) if is_fetch else encoded
+        made = (
+            SERVE_S + min(member.queued_s, member.encode.seconds(member.encode.batch_tokens)) if is_fetch else encoded
+        )
         return made, max(made, self.link_s) + member.link.seconds(job.num_bytes), is_fetch
 
-    def _encode_s(self, job: Job) -> float:
-        cost = self.member.encode
-        return cost.marginal_s(job.num_tokens) if self.has_work else cost.seconds(job.num_tokens)
-
     def take(self, job: Job) -> Placed:
-        made, arrival, is_fetch = self.ends(job)
+        _, arrival, is_fetch = self.ends(job)
         if not is_fetch:
-            self.compute_s, self.has_work = made, True
+            self.compute_s += self.member.encode.marginal_s(job.num_tokens)
+            self.num_tokens += job.num_tokens
         self.link_s = arrival
         return Placed(job, self.member.rank, is_fetch, arrival)
+
+    def receive(self) -> None:
+        """Another's entry is to come here."""
+        self.compute_s += self.member.receive_s
 
 
 Planner = Callable[[Sequence[Job], Sequence[Member], int], list[Placed]]
@@ -100,6 +142,8 @@ def longest_first(jobs: Sequence[Job], members: Sequence[Member], combiner: int)
     for job in by_cost:
         best = min(tracks, key=lambda track: track.ends(job)[1])
         placed.append(best.take(job))
+        if not best.is_combiner:
+            tracks[0].receive()
     return placed
 
 

@@ -32,7 +32,8 @@ LARGEST_BYTES = 2**40
 
 @dataclass(frozen=True)
 class Self:
-    """Who calls: what it proves and says of itself; ``carrier`` is what the settings ask for."""
+    """Who calls: what it proves and says of itself; ``carrier`` is what the settings ask for; devices of one ``kind``
+    are equally fast."""
 
     rank: int
     generation: int
@@ -40,6 +41,7 @@ class Self:
     device: torch.device
     device_name: str
     carrier: str = "auto"
+    device_kind: str = ""
 
 
 class Events(Protocol):

@@ -2,15 +2,17 @@
 
 Encoding ``n`` tokens takes ``step_s + token_s * n + pair_s * n * n``: reading the weights, the layers that are linear
 in length, attention. An entry of ``b`` bytes takes ``latency_s + b / bandwidth``. Coefficients are fitted to
-measurements at start-up and scaled by what is observed later; no coefficient is ever negative.
+measurements at start-up and scaled by what is observed later; no coefficient is ever negative. Several segments share
+steps of ``batch_tokens`` at most, so what they take together is counted in whole steps.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,25 +23,37 @@ OBSERVED_SHARE = 0.25
 LARGEST_RATIO = 8.0
 # A step is no measure of encoding if more than one token in so many is a request's own.
 MOST_ROWS = 4
+# A process's first steps compile and allocate: they are not looked at. A scale is the median of the latest steps, of so
+# many at least and at most: what a few steps show is never believed.
+FIRST_STEPS, FEWEST_STEPS, LATEST_STEPS = 2, 5, 9
+AGREE_SHARE = 0.8
+# What is the same for every step (launches, weights read) should take no larger share of a batch than this.
+FIXED_SHARE = 0.1
+LEAST_BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class EncodeCost:
-    """Seconds to encode; ``scale`` follows observation.
+    """Seconds to encode; ``scale`` follows observation, and nearly all that was seen lies within a factor of ``spread``
+    of it; 0: too little was seen yet. ``batch_tokens`` is what a worker's step holds at most.
 
     Raises:
-        ValueError: a coefficient is negative or not finite.
+        ValueError: a coefficient is negative or not finite, or a step holds nothing.
     """
 
     step_s: float
     token_s: float
     pair_s: float = 0.0
     scale: float = 1.0
+    spread: float = 0.0
+    batch_tokens: int = 8192
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"{name} of a cost is {value!r}; measure it again.")
+        if self.batch_tokens < 1:
+            raise ValueError(f"batch_tokens is {self.batch_tokens}; a step holds at least one token.")
 
     def seconds(self, num_tokens: int) -> float:
         """Of one segment in a step of its own."""
@@ -49,44 +63,68 @@ class EncodeCost:
         """Of one more segment in a step that runs anyway."""
         return self.scale * (self.token_s * num_tokens + self.pair_s * num_tokens * num_tokens)
 
-    def observed(self, predicted_s: float, seconds: float, share: float = OBSERVED_SHARE) -> EncodeCost:
-        """With the scale moved towards what a piece of work took; ``share`` is the weight of this observation."""
-        if predicted_s <= 0 or seconds <= 0:
-            return self
-        ratio = min(max(seconds / predicted_s, 1 / LARGEST_RATIO), LARGEST_RATIO)
-        return replace(self, scale=self.scale * ratio**share)
+    def steps_s(self, num_tokens: int) -> float:
+        """What is the same for every step, of all steps that so many tokens take."""
+        return -(-num_tokens // self.batch_tokens) * self.step_s * self.scale
+
+    def together_s(self, num_tokens: Sequence[int]) -> float:
+        """Of several segments, in as few steps as hold them."""
+        return self.steps_s(sum(num_tokens)) + sum(self.marginal_s(count) for count in num_tokens)
+
+    def batched(self, most_tokens: int) -> EncodeCost:
+        """With steps that are large enough for what they all pay to be a small share, and no larger than that: what was
+        encoded leaves when its step ends."""
+        wanted = LEAST_BATCH_TOKENS
+        while wanted < most_tokens and self.step_s > FIXED_SHARE * (self.step_s + wanted * self.token_s):
+            wanted *= 2
+        return replace(self, batch_tokens=min(wanted, most_tokens))
 
     @classmethod
-    def fit(cls, measured: Sequence[tuple[int, float]]) -> EncodeCost:
-        """From ``(tokens, seconds)`` pairs, least squares on relative errors, coefficients kept from being negative.
+    def fit(cls, measured: Sequence[tuple[int | Sequence[int], float]]) -> EncodeCost:
+        """From tokens of the segments of one step, or of its only one, and seconds: least squares on relative errors,
+        coefficients kept from being negative.
 
         Raises:
             ValueError: nothing was measured.
         """
         if not measured:
             raise ValueError("a cost needs at least one measurement.")
-        tokens, seconds = (np.asarray(column, dtype=np.float64) for column in zip(*measured, strict=True))
-        columns = np.stack([np.ones_like(tokens), tokens, tokens * tokens], axis=1)
-        return cls(*_non_negative(columns / seconds[:, None], np.ones_like(seconds)))
+        steps = [np.atleast_1d(np.asarray(tokens, dtype=np.float64)) for tokens, _ in measured]
+        seconds = np.asarray([seconds for _, seconds in measured], dtype=np.float64)
+        columns = np.stack([[1.0, tokens.sum(), np.square(tokens).sum()] for tokens in steps])
+        step_s, token_s, pair_s = _non_negative(columns / seconds[:, None], np.ones_like(seconds))
+        return cls(step_s, token_s, pair_s)
 
 
 @dataclass
 class Pace:
-    """What encoding costs this process, by its own clock: it follows what steps take. One thread writes it."""
+    """What encoding costs this process, by its own clock: it follows what steps take, slowly. One thread writes it."""
 
     cost: EncodeCost
     last_s: float = 0.0
     num_steps: int = 0
+    _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=LATEST_STEPS))
 
     def ran(self, num_tokens: Sequence[int], num_rows: int, seconds: float) -> None:
         """A step encoded so many tokens of each of several segments, and ran ``num_rows`` tokens of requests."""
         self.last_s = time.monotonic()
         if MOST_ROWS * num_rows > sum(num_tokens):
             return  # it says more of something else
-        predicted_s = self.cost.seconds(num_rows) + sum(self.cost.marginal_s(count) for count in num_tokens)
+        measured = replace(self.cost, scale=1.0, spread=0.0)
+        predicted_s = measured.seconds(num_rows) + sum(measured.marginal_s(count) for count in num_tokens)
         self.num_steps += 1
-        # What was measured while the machine was busy with starting weighs as much as one step.
-        self.cost = self.cost.observed(predicted_s, seconds, max(OBSERVED_SHARE, 1 / (1 + self.num_steps)))
+        if self.num_steps <= FIRST_STEPS or predicted_s <= 0 or seconds <= 0:
+            return
+        self._ratios.append(min(max(seconds / predicted_s, 1 / LARGEST_RATIO), LARGEST_RATIO))
+        if len(self._ratios) >= FEWEST_STEPS:
+            scale, spread = _agreed(self._ratios)
+            self.cost = replace(measured, scale=scale, spread=spread)
+
+
+def _agreed(ratios: Iterable[float]) -> tuple[float, float]:
+    """The median, and by what factor nearly all are apart from it at most."""
+    low, middle, high = np.quantile(list(ratios), [1 - AGREE_SHARE, 0.5, AGREE_SHARE])
+    return float(middle), float(max(high / middle, middle / low))
 
 
 def _non_negative(matrix: Any, target: Any) -> list[float]:
@@ -161,7 +199,9 @@ def from_json(fields: Mapping[str, Any]) -> EncodeCost:
     Raises:
         ValueError: it is no cost.
     """
-    names = ("step_s", "token_s", "pair_s", "scale")
-    if set(fields) != set(names) or not all(isinstance(fields[n], (int, float)) for n in names):
+    names = ("step_s", "token_s", "pair_s", "scale", "spread", "batch_tokens")
+    is_sound = set(fields) == set(names) and all(isinstance(fields[n], (int, float)) for n in names)
+    if not is_sound or not float(fields["batch_tokens"]).is_integer():
         raise ValueError(f"{fields!r:.80} is no cost.")
-    return EncodeCost(*(float(fields[n]) for n in names))
+    step_s, token_s, pair_s, scale, spread = (float(fields[n]) for n in names[:-1])
+    return EncodeCost(step_s, token_s, pair_s, scale, spread, int(fields["batch_tokens"]))

@@ -26,6 +26,8 @@ from hypic.errors import WorkerLost
 # Much of it has no types of its own.
 dist: Any = torch.distributed
 MEETING_S = 20.0
+# A large transfer takes other ways than a small one, which are made at the first.
+WARMING_BYTES = 2**26
 LONGEST_S = 60.0
 
 
@@ -105,12 +107,15 @@ class Meeting:
         return group
 
     def _probe(self, group: Any, device: torch.device) -> None:
-        """A byte each way: both have met, and what the first transfers make is made, on no request's path."""
-        probe, peer = torch.zeros(1, dtype=torch.uint8, device=device), 1 - self._rank
-        for sender in (0, 1):
-            work = group.send([probe], peer, 0) if self._rank == sender else group.recv([probe], peer, 0)
-            work.wait()
-            _finish(device, MEETING_S, group)
+        """A byte each way, and between GPUs as much as an entry: both have met, and what the first transfers make is
+        made, on no request's path and before the link's speed is measured."""
+        peer = 1 - self._rank
+        for num_bytes in (1, WARMING_BYTES) if device.type == "cuda" else (1,):
+            probe = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+            for sender in (0, 1):
+                work = group.send([probe], peer, 0) if self._rank == sender else group.recv([probe], peer, 0)
+                work.wait()
+                _finish(device, MEETING_S, group)
 
 
 class GroupTransport:

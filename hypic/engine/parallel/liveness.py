@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypic.engine.parallel.assign import STEP_TOKENS
 from hypic.engine.parallel.cost import from_json
 from hypic.engine.parallel.messages import Beat, Hello
 from hypic.errors import WorkerLost
@@ -48,6 +47,7 @@ def longest_s(hello: Hello, beat: Beat) -> float:
         WorkerLost: it says what cannot be.
     """
     try:
-        return HANG_FACTOR * beat.scale * from_json(hello.cost).seconds(STEP_TOKENS)
+        cost = from_json(hello.cost)
+        return HANG_FACTOR * beat.scale * cost.seconds(cost.batch_tokens)
     except ValueError as error:
         raise WorkerLost(f"worker {hello.rank} is not sound: {error}") from error

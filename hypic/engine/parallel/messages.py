@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Hello:
-    """A worker is ready: where peers reach it, and what encoding costs it."""
+    """A worker is ready: where peers reach it, what encoding costs it, and on what ``kind`` of device."""
 
     rank: int
     generation: int
@@ -26,6 +26,7 @@ class Hello:
     device: str
     fingerprint: str
     cost: dict[str, float]
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Beat:
     """Still alive; what came to its store and went since the beat before, as hexadecimal keys.
 
     ``busy_s`` is for how long its engine has been at what it does now, 0 if it waits; ``scale`` is what its work costs
-    by its own clock, beside what it said in its ``Hello``.
+    by its own clock, beside what it said in its ``Hello``, and ``spread`` how sure that is.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class Beat:
     removed: tuple[str, ...] = ()
     busy_s: float = 0.0
     scale: float = 1.0
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Holdings:
     removed: tuple[str, ...]
     busy_s: float = 0.0
     scale: float = 1.0
+    spread: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ them where they lie. One thread of a side sends and one receives, so bytes come 
 
 from __future__ import annotations
 
+import platform
 from typing import Protocol
 
 import torch
@@ -72,3 +73,10 @@ def choose(wanted: str, mine: str, theirs: str, is_same_host: bool) -> str:
 def device_name(device: torch.device) -> str:
     """``cpu``, or a GPU by its own identity, the same in every process that sees it."""
     return "cpu" if device.type == "cpu" else f"cuda:{torch.cuda.get_device_properties(device).uuid}"
+
+
+def device_kind(device: torch.device) -> str:
+    """A GPU's model, or this host's processors with as many threads: what is of one kind should be equally fast."""
+    if device.type != "cpu":
+        return torch.cuda.get_device_name(device)
+    return f"cpu of {platform.node()}, {torch.get_num_threads()} threads"

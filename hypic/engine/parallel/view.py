@@ -13,7 +13,7 @@ from typing import Literal
 from hypic.engine.parallel.assign import Member
 from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, LinkCost, from_json
 from hypic.engine.parallel.messages import Beat, Hello, Holdings
-from hypic.engine.parallel.wants import Life
+from hypic.engine.parallel.wants import Life, Pending
 
 # A worker that failed a request is left alone for so long, twice as long each further time, up to the longest.
 FIRST_REST_S = 1.0
@@ -29,8 +29,9 @@ State = Literal["met", "connected", "asked", "trusted", "refused"]
 
 @dataclass
 class Peer:
-    """One peer. ``promised_s`` is when all that this process asked of it should have come; ``late`` what it takes over
-    what was predicted, 1 if that is no more; ``busy_s`` for how long its engine was at one step when it was heard."""
+    """One peer. ``promised_s`` is when all that this process asked of it should have come, ``came_s`` when the last
+    entry came; ``late`` what it takes over what was predicted, 1 if that is no more; ``busy_s`` for how long its engine
+    was at one step when it was heard; ``num_carried`` counts entries that came over its link."""
 
     hello: Hello
     encode: EncodeCost
@@ -41,8 +42,10 @@ class Peer:
     told_s: float = 0.0
     late: float = 1.0
     promised_s: float = 0.0
+    came_s: float = 0.0
     resting_until_s: float = 0.0
     num_failures: int = 0
+    num_carried: int = 0
     state: State = "met"
     carrier: str = ""
 
@@ -54,6 +57,10 @@ class Peer:
     def queue_s(self, now: float) -> float:
         told = self.queued_s - (now - self.told_s)
         return max(told, self.promised_s - now, 0.0)
+
+    def member(self, now: float) -> Member:
+        """As a planner sees it."""
+        return Member(self.hello.rank, self.encode, self.link, self.queue_s(now), self.hello.kind)
 
     def life(self, now: float) -> Life:
         """What its last word says of it."""
@@ -90,8 +97,8 @@ class View:
             peer.queued_s, peer.busy_s, peer.told_s = word.queued_s, word.busy_s, now
             peer.held.update(word.added)
             peer.held.difference_update(word.removed)
-            if math.isfinite(word.scale) and word.scale > 0:
-                peer.encode = replace(peer.encode, scale=word.scale)
+            if math.isfinite(word.scale) and word.scale > 0 and math.isfinite(word.spread) and word.spread >= 0:
+                peer.encode = replace(peer.encode, scale=word.scale, spread=word.spread)
 
     def get(self, rank: int, generation: int) -> Peer | None:
         peer = self.peers.get(rank)
@@ -100,7 +107,13 @@ class View:
     def members(self, now: float) -> list[Member]:
         """Those that work may be given to."""
         able = [peer for peer in self.peers.values() if peer.is_able(now)]
-        return [Member(p.hello.rank, p.encode, p.link, p.queue_s(now)) for p in able]
+        return [peer.member(now) for peer in able]
+
+    def idle(self, awaited: Iterable[Pending], now: float) -> list[int]:
+        """Those that work may be given to, and that are not known to have any."""
+        asked = {pending.peer for pending in awaited}
+        peers = self.peers.items()
+        return [rank for rank, p in peers if p.is_able(now) and p.id not in asked and not p.queue_s(now)]
 
     def holders(self, key: str, ranks: Iterable[int]) -> frozenset[int]:
         return frozenset(rank for rank in ranks if key in self.peers[rank].held)
@@ -120,10 +133,15 @@ class View:
         peer.resting_until_s, peer.promised_s = now + rest_s, now
         return peer.num_failures
 
-    def came(self, rank: int, generation: int, predicted_s: float, seconds: float) -> None:
+    def promises(self, rank: int, arrival_s: float, now: float) -> None:
+        """Less was left with a peer than it was asked for: that should have come in ``arrival_s`` seconds."""
+        self.peers[rank].promised_s = now + arrival_s
+
+    def came(self, rank: int, generation: int, predicted_s: float, seconds: float, now: float = 0.0) -> None:
         """An entry came as asked."""
         peer = self.get(rank, generation)
         if peer is not None:
+            peer.came_s = now
             seen = min(max(seconds / max(predicted_s, SHORTEST_S), 1.0), LATEST)
             peer.num_failures, peer.late = 0, (1 - LATE_SHARE) * peer.late + LATE_SHARE * seen
 
@@ -131,7 +149,9 @@ class View:
         """Bytes came from a peer in so many seconds."""
         peer = self.get(rank, generation)
         if peer is not None:
-            peer.link = peer.link.observed(num_bytes, seconds)
+            # What the first transfer of a connection makes is no part of what the others take.
+            before = peer.link if peer.num_carried > 1 else UNMEASURED_LINK
+            peer.link, peer.num_carried = before.observed(num_bytes, seconds), peer.num_carried + 1
 
     def life(self, peer: tuple[int, int], now: float) -> Life:
         """What is known of a process; one that is not there is silent."""

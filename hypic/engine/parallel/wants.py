@@ -87,6 +87,10 @@ class Wants:
         """Out of the table: all that have been waited for long enough, given how their peers are."""
         return self._take_all([p for p in self._all() if now - p.asked_s >= patience.seconds(p, life(p.peer))])
 
+    def waiting(self) -> list[Pending]:
+        """All that is awaited, in the order in which it was asked."""
+        return self._all()
+
     def of(self, peer: tuple[int, int]) -> list[Pending]:
         """Out of the table: all that were asked of a peer."""
         return self._take_all([p for p in self._all() if p.peer == peer])
@@ -102,7 +106,8 @@ class Wants:
 @dataclass
 class Counts:
     """What went over to others and what came of it; ``carry_s`` are seconds that bytes were on their way, ``plan_s``
-    those that planning took, and ``last_came_s`` is when the last entry had come, by the monotonic clock."""
+    those that planning took, ``last_came_s`` is when the last entry had come, by the monotonic clock; ``taken_back``
+    were asked and then encoded here, since this worker had nothing else to do."""
 
     asked: int = 0
     came: int = 0
@@ -113,3 +118,4 @@ class Counts:
     fell_back: int = 0
     late: int = 0
     last_came_s: float = 0.0
+    taken_back: int = 0

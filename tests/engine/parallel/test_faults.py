@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hypic.engine.parallel import assign
 from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Hello
 from hypic.engine.parallel.wants import Patience
@@ -125,6 +126,26 @@ def test_a_slow_worker_is_waited_for(faulty: Running, alone: Running, faults: Pa
     assert counts.came >= came + 2 and counts.fell_back == fell_back
     assert faulty.workers.peers.view.peers[1].late > 1.0
     assert faulty.workers.supervisor.hellos == [before] and is_running(before.pid)
+
+
+def test_what_a_slow_worker_has_not_begun_is_taken_back(
+    faulty: Running, alone: Running, faults: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given everything, and taken to encode a segment at a time; what it sends all the same is not used."""
+    until(lambda: usable(faulty), 120)
+    peers = faulty.workers.peers
+    peer, taken_back, fell_back = peers.view.peers[1], peers.counts.taken_back, peers.counts.fell_back
+    monkeypatch.setitem(assign.PLANNERS, "longest-first", assign.elsewhere)
+    monkeypatch.setattr(peer, "encode", replace(peer.encode, batch_tokens=50))
+    (faults / "1").write_text("slow")
+    try:
+        with faulty.asked(routes=False, planner="longest-first"):
+            prompt = cold_prompt(93)
+            assert faulty.ask(prompt)[0] == alone.ask(prompt)[0]
+    finally:
+        (faults / "1").unlink()
+    assert peers.counts.taken_back > taken_back and peers.counts.fell_back == fell_back
+    assert faulty.leaked() == Need() and usable(faulty)
 
 
 def test_a_worker_whose_heart_stops_is_started_again(faulty: Running, faults: Path) -> None:

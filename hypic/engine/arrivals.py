@@ -1,0 +1,78 @@
+"""Entries that came from other workers and wait for the engine: all of them are written at once, between two steps.
+
+Which of them are wanted, and whether they are sound, was decided before (``peers.py``). Writing takes the engine's time
+by the kernel, not by the byte, so what came during a step is written with the same few kernels for all entries.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from hypic.engine.engine import Engine
+from hypic.engine.parallel.messages import Entry
+from hypic.engine.parallel.streams import Made
+from hypic.engine.parallel.wants import Counts, Pending
+from hypic.engine.payload import note
+from hypic.engine.request import Encode
+from hypic.engine.store.image import EntryImage
+
+# Weight of a new observation of what receiving takes.
+OBSERVED_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """An entry that was awaited, as it was checked; ``made`` is when its bytes may be read."""
+
+    pending: Pending
+    message: Entry
+    image: EntryImage
+    made: Made
+
+
+@dataclass
+class Arrivals:
+    """``add`` from any thread, ``write`` on the engine's; ``receive_s`` is what an entry takes of its time."""
+
+    counts: Counts
+    receive_s: float = 0.0
+    _waiting: deque[Arrived] = field(default_factory=deque)
+
+    def add(self, arrived: Arrived) -> None:
+        self._waiting.append(arrived)
+
+    def write(self, engine: Engine) -> None:
+        """All that came, into the pages and slots that wait for it, unless they wait no more."""
+        began_s, written = time.monotonic(), list[tuple[Encode, EntryImage]]()
+        with suppress(IndexError):
+            while True:
+                arrived = self._waiting.popleft()
+                job = awaited(arrived.pending, engine.admission.encoding)
+                if job is None:
+                    self.counts.late += 1
+                else:
+                    written.append((job, self._taken(engine, job, arrived)))
+        if not written:
+            return
+        engine.admission.jobs.came(written)
+        self.counts.last_came_s = time.monotonic()
+        each_s = (self.counts.last_came_s - began_s) / len(written)
+        self.receive_s += OBSERVED_SHARE * (each_s - self.receive_s)
+
+    def _taken(self, engine: Engine, job: Encode, arrived: Arrived) -> EntryImage:
+        arrived.made.taken()
+        note(job, arrived.pending, arrived.message)
+        engine.admission.expiry.end(job.entry, arrived.message.expires_s)
+        self.counts.came += 1
+        self.counts.fetched += arrived.message.was_held
+        return arrived.image
+
+
+def awaited(pending: Pending, encoding: Mapping[bytes, Encode]) -> Encode | None:
+    """The encode that waits for just this, if one does."""
+    job = encoding.get(pending.key)
+    return job if job is not None and job.away == pending.nonce else None

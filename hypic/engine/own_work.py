@@ -1,0 +1,45 @@
+"""What an engine itself has to encode, as a planner sees it: a queue in seconds, and what has not been begun."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hypic.engine.admission import Admission
+from hypic.engine.parallel.assign import Member
+from hypic.engine.parallel.caller import Self
+from hypic.engine.parallel.cost import LinkCost, Pace
+from hypic.engine.parallel.stealing import num_begun
+from hypic.engine.request import Encode
+
+NO_LINK = LinkCost(0.0, 0.0)
+
+
+@dataclass
+class OwnWork:
+    """On the engine's thread, between two steps, while the engine runs: ``admission`` is taken away when it ends."""
+
+    me: Self
+    pace: Pace
+    admission: Admission | None
+
+    @property
+    def encoding(self) -> Mapping[bytes, Encode]:
+        assert self.admission is not None, "work is planned while the engine runs"
+        return self.admission.encoding
+
+    def member(self, receive_s: float, fresh: Sequence[Encode] = ()) -> Member:
+        """This engine and all that it has to encode, but for what is ``fresh``."""
+        new = {job.entry.key for job in fresh}
+        queued_s = self.pace.cost.together_s([job.num_left for job in self.here() if job.entry.key not in new])
+        return Member(self.me.rank, self.pace.cost, NO_LINK, queued_s, self.me.device_kind, receive_s)
+
+    def here(self) -> list[Encode]:
+        """What is encoded here, in this order."""
+        return [job for job in self.encoding.values() if not job.away]
+
+    def later(self) -> list[Encode]:
+        """What the next step does not hold, of requests that are answered here: others' segments are not passed on."""
+        here = self.here()
+        first = num_begun([job.num_left for job in here], self.pace.cost.batch_tokens)
+        return [job for job in here[first:] if any(not request.stays for request in job.waiters.values())]
