@@ -55,6 +55,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.detokenizer",),
     ("hypic.engine.read_back",),
     ("hypic.engine.sampler",),
+    ("hypic.engine.kernel_choice",),
     ("hypic.engine.graphs",),
     ("hypic.engine.rehearsal",),
     ("hypic.engine.shares",),

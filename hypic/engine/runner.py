@@ -11,13 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-import hypic_kernels
 from hypic.config import EngineConfig
 from hypic.engine import adapter, models, weights
 from hypic.engine.batch import Batch, Chain, chain_tokens
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_batch import Geometry, pack
-from hypic.engine.kernel_tiles import tiling_of
+from hypic.engine.kernel_choice import geometry_of, path_of
 from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
@@ -34,8 +33,6 @@ logger = logging.getLogger("hypic")
 SMALL_WEIGHTS = 2_000_000_000
 # Multiplications and additions below which a step on a CPU is faster on one thread (measured on 2 cores).
 SMALL_STEP = 6_000_000_000
-# Tokens of runs that a step must have: below, the kernels for them are more launches than work.
-MIN_RUN_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -159,26 +156,6 @@ class Runner:
             return made
         rehearse(made.run, pool)
         return replace(made, graphs=_graphs(model, pool, geometry, config))
-
-
-def geometry_of(model: Model, layout: Layout, kernels: str, device: torch.device) -> Geometry | None:
-    """How steps are packed for kernels; ``None`` where plain torch runs them: on a CPU unless asked for, without
-    Triton, and in other types of states than float32, which no kernel keeps."""
-    wanted = kernels == "on" or (kernels == "auto" and device.type == "cuda" and hypic_kernels.available())
-    if not wanted or layout.state_dtype != torch.float32:
-        return None
-    gathers = model.linear_rotary is not None and any(shape.transition != "head" for shape in layout.linear)
-    tiling = tiling_of(model.heads, layout.dtype, device)
-    min_run_tokens = None if not model.runs_rows() else MIN_RUN_TOKENS if device.type == "cuda" else 0
-    return Geometry(layout.conv_width, model.is_paged, gathers, tiling, min_run_tokens)
-
-
-def path_of(geometry: Geometry | None, device: torch.device) -> str:
-    """What computes entries, as ``Identity`` names it."""
-    if geometry is None:
-        return f"torch on {device.type}"
-    has_fla = device.type == "cuda" and geometry.min_run_tokens is not None
-    return f"{'kernels and fla' if has_fla else 'kernels'} on {device.type}"
 
 
 @torch.inference_mode()

@@ -18,11 +18,12 @@ from torch import Tensor
 from hypic.config import EngineConfig
 from hypic.engine.batch import Batch
 from hypic.engine.engine import Engine
+from hypic.engine.kernel_choice import geometry_of, path_of
 from hypic.engine.kernel_plan import Round
 from hypic.engine.models import Model
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
-from hypic.engine.runner import Runner, StepResult, geometry_of, path_of
+from hypic.engine.runner import Runner, StepResult
 from hypic.engine.segment import CachedSegment
 from hypic.engine.storage import StorageForm
 from hypic.engine.task import Emission, Task, Vocabulary

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.kernel_batch import Geometry, packed
+from hypic.engine.kernel_choice import geometry_of, path_of
 from hypic.engine.kernel_plan import Round
 from hypic.engine.layers import linear_kernels, linear_runs
 from hypic.engine.run_arrays import MOST_ROUNDS, RunRow, rows_of, run_arrays, runs_of
-from hypic.engine.runner import geometry_of, path_of
 from hypic.errors import NonFiniteOutput
 from tests.engine.harness import TOLERANCE, Bench, Checkpoints, Pieces, live, relative, seg
 
