@@ -69,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
             measure(built, batch, context, args.steps, args.warmup, limits) | {"geometry": made.name}
             for context in contexts for batch in args.batch
         ]  # fmt: skip
+        code = shown(args, {**about("decode steps, beside the bandwidth limit"), "records": records}, text)
         if args.profile:
             write(Path(args.profile), "\n".join(_profile(built, batch, contexts[0]) for batch in args.batch))
-    return shown(args, {**about("decode steps, beside the bandwidth limit"), "records": records}, text)
+    return code
 
 
 def measure(built: Session, batch: int, context: int, steps: int, warmup: int, limits: floors.Limits) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from hypic_apps.bench.geometries import Geometry, geometry
 from hypic_apps.bench.options import add_common, choices, is_small, note, numbers, shown, whole, with_defaults
 from hypic_apps.bench.peer_process import Told
 from hypic_apps.bench.prompts import Shape
-from hypic_apps.bench.records import about, device_of_settings, number, table, write
+from hypic_apps.bench.records import about, device_of_settings, number, save, table, write
 from hypic_apps.bench.session import Session, session
 from hypic_apps.bench.ttft import ARMS, Cell, Plan
 from hypic_apps.cli.errors import CommandError, InputError
@@ -93,26 +93,40 @@ def run(args: argparse.Namespace) -> int:
     settings = with_defaults(settings, max_context=longest + args.decode_tokens + 512, max_running=8)
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=args.ids, seed=settings.get("seed", 0)) as built:
-        measured, failed = _measured(built, shapes, plan)
-        _add_peer(told, shapes, measured)
-        records = [r for cell in measured for r in ttft.records(built, cell, limits, made.name)]
+
+        def result(measured: Sequence[Cell], failed: Sequence[str]) -> dict[str, Any]:
+            return _result(args, built, made, limits, told, measured, failed, left_out, len(shapes))
+
+        measured, failed = list[Cell](), list[str]()
+        for shape in shapes:
+            measured += _measured(built, shape, plan, told, shapes, failed)
+            if args.save:  # a grid takes long: what is there is kept, whatever ends it
+                save(Path(args.save), result(measured, failed))
+        code = shown(args, found := result(measured, failed), text) or int(bool(failed))
+        if args.plot and found["records"]:
+            plots.ttft(found["records"], Path(args.plot))
         if args.profile:
             write(Path(args.profile), "\n".join(_profile(built, shapes[0], arm) for arm in args.profile_arm))
-        build_s = built.build_s
-    result = {
+    return code
+
+
+def _result(
+    args: argparse.Namespace, built: Session, made: Geometry, limits: floors.Limits, told: Told | None,
+    measured: Sequence[Cell], failed: Sequence[str], left_out: Sequence[str], num_cells: int,
+) -> dict[str, Any]:  # fmt: skip
+    records = [record for cell in measured for record in ttft.records(built, cell, limits, made.name)]
+    return {
         **about("time to first token in milliseconds, by arm and shape of prompt"),
         "limits": {"matmul_tflops": limits.matmul_flops / 1e12, "copy_gb_per_s": limits.copy_bytes / 1e9},
         "tokenising": args.ids is False and made.folder is not None,
-        "build_s": build_s,
-        "left_out": left_out,
-        "failed": failed,
+        "build_s": built.build_s,
+        "left_out": list(left_out),
+        "failed": list(failed),
+        "missing_cells": num_cells - len(measured) - len(failed),
         **ttft.over_cells(records),
         "peer": None if told is None else {"versions": dict(told.versions), "missing": told.missing},
         "records": records,
     }
-    if args.plot and records:
-        plots.ttft(records, Path(args.plot))
-    return shown(args, result, text) or int(bool(failed))
 
 
 def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tuple[list[Shape], list[str]]:
@@ -159,24 +173,19 @@ def _peer(
     return told
 
 
-def _measured(built: Session, shapes: Sequence[Shape], plan: Plan) -> tuple[list[Cell], list[str]]:
-    """Every cell that could be measured, and why others could not: hours of a grid are not lost to one of its cells."""
-    found, failed = [], []
-    for shape in shapes:
-        try:
-            found.append(ttft.measure(built, shape, plan, note))
-        except (CommandError, HypicError) as error:
-            failed.append(f"{shape.num_segments} x {shape.segment_tokens}: {error}")
-            note(f"not measured: {failed[-1]}")
-    return found, failed
-
-
-def _add_peer(told: Told | None, shapes: Sequence[Shape], measured: Sequence[Cell]) -> None:
-    """The peer's times beside ours."""
+def _measured(
+    built: Session, shape: Shape, plan: Plan, told: Told | None, shapes: Sequence[Shape], failed: list[str]
+) -> list[Cell]:
+    """A cell, the peer's times beside ours; or none, and why: a grid is not lost to one of its cells."""
+    try:
+        cell = ttft.measure(built, shape, plan, note)
+    except (CommandError, HypicError) as error:
+        failed.append(f"{shape.num_segments} x {shape.segment_tokens}: {error}")
+        note(f"not measured: {failed[-1]}")
+        return []
     if told is not None and not told.missing:
-        by_shape = dict(zip(shapes, told.seconds, strict=True))
-        for cell in measured:
-            cell.ttft_s[ttft.PEER] = list(by_shape[cell.shape])
+        cell.ttft_s[ttft.PEER] = list(told.seconds[shapes.index(shape)])
+    return [cell]
 
 
 def _profile(built: Session, shape: Shape, arm: str) -> str:

@@ -20,7 +20,7 @@ from hypic_apps.bench import trace, ttft
 from hypic_apps.bench.floors import Counts, Limits, load_of
 from hypic_apps.bench.geometries import geometry, known
 from hypic_apps.bench.prompts import IdsSource, Shape, shuffled
-from hypic_apps.bench.session import Answered, session
+from hypic_apps.bench.session import Answered, Session, session
 from hypic_apps.cli.errors import CommandError
 from hypic_apps.cli.main import main
 
@@ -68,6 +68,22 @@ def test_a_grid_leaves_out_what_is_too_long_and_says_so(capsys: pytest.CaptureFi
     result = bench(capsys, *grid)
     cells = [(r["num_segments"], r["segment_tokens"]) for r in result["records"]]
     assert cells == [(1, 48), (1, 64), (2, 48)] and result["left_out"] == ["2 x 64"]
+
+
+def test_a_grid_that_is_ended_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound, seen = ttft.measure, list[Shape]()
+
+    def ended(session: Session, shape: Shape, *rest: Any) -> ttft.Cell:
+        seen.append(shape)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return sound(session, shape, *rest)
+
+    monkeypatch.setattr(ttft, "measure", ended)
+    path = tmp_path / "grid.json"
+    assert main(["bench", "ttft", *SMALL, *QUICK, "--segments", "1,2,3", "--arms", "cold", "--save", str(path)]) == 130
+    kept = json.loads(path.read_text())
+    assert [r["num_segments"] for r in kept["records"]] == [1] and kept["missing_cells"] == 2
 
 
 def test_what_all_cells_say_together() -> None:
