@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hypic.engine.admission import Admission
-from hypic.engine.parallel.assign import Member
+from hypic.engine.parallel.assign import Job, Member
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.cost import LinkCost, Pace
 from hypic.engine.parallel.stealing import num_begun
+from hypic.engine.parallel.view import View
 from hypic.engine.request import Encode
 
 NO_LINK = LinkCost(0.0, 0.0)
@@ -43,3 +44,9 @@ class OwnWork:
         here = self.here()
         first = num_begun([job.num_left for job in here], self.pace.cost.batch_tokens)
         return [job for job in here[first:] if any(not request.stays for request in job.waiters.values())]
+
+
+def job_of(number: int, job: Encode, view: View, ranks: Sequence[int]) -> Job:
+    """An encode as a planner sees it, with those of ``ranks`` that are thought to hold its entry."""
+    entry = job.entry
+    return Job(number, len(entry.ids), entry.num_bytes, view.holders(entry.key.hex(), ranks))

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from hypic.engine.arrivals import Arrivals, Arrived, awaited
 from hypic.engine.engine import Engine
-from hypic.engine.own_work import OwnWork
+from hypic.engine.own_work import OwnWork, job_of
 from hypic.engine.parallel import messages
-from hypic.engine.parallel.assign import PLANNERS, Job, Placed, alike
+from hypic.engine.parallel.assign import PLANNERS, Placed, alike
 from hypic.engine.parallel.caller import Caller, Self
 from hypic.engine.parallel.connections import Connections
 from hypic.engine.parallel.cost import Pace
@@ -36,15 +36,11 @@ from hypic.engine.parallel.wants import Counts, Patience, Pending, Wants
 from hypic.engine.payload import Canary, checked, largest_bytes, want_of
 from hypic.engine.request import Encode
 from hypic.engine.store.image import EntryImage
-from hypic.engine.trust import Trust
+from hypic.engine.trust import CANARY, CANARY_S, Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS, TICK_S = 2, 0.05
-# What a pending canary has for its attempt.
-CANARY = -1
-# What a canary is taken to last: no request waits for it, so a worker that has just started is given time.
-CANARY_S = 8.0
 
 
 class Peers:
@@ -99,7 +95,7 @@ class Peers:
         with self._lock:
             members = [member for member in self.view.members(now) if self._may_ask(member.rank)]
             ranks = [member.rank for member in members]
-            wanted = [self._job(number, job, ranks) for number, job in enumerate(jobs)]
+            wanted = [job_of(number, job, self.view, ranks) for number, job in enumerate(jobs)]
             if not members or not wanted:
                 return
             own = self._own.member(self._arrivals.receive_s, jobs)
@@ -117,10 +113,6 @@ class Peers:
 
     def _may_ask(self, rank: int) -> bool:
         return rank in self._connections and (self.only is None or rank in self.only)
-
-    def _job(self, number: int, job: Encode, ranks: Sequence[int]) -> Job:
-        entry = job.entry
-        return Job(number, len(entry.ids), entry.num_bytes, self.view.holders(entry.key.hex(), ranks))
 
     def _send_away(self, job: Encode, place: Placed, arrival_s: float, attempt: int, now: float) -> Pending:
         peer, nonce = self.view.peers[place.rank], next(self._nonces)

@@ -19,6 +19,10 @@ from hypic.engine.store.image import EntryImage
 logger = logging.getLogger("hypic")
 # How often a peer failed that must never be used.
 NEVER = 1_000_000
+# What a pending canary has for its attempt.
+CANARY = -1
+# What a canary is taken to last: no request waits for it, so a worker that has just started is given time.
+CANARY_S = 8.0
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import shares, workers
@@ -202,3 +204,14 @@ def test_what_each_worker_gets_of_a_machine() -> None:
     for wrong in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="workers"):
             EngineConfig.of(workers=wrong)
+
+
+def test_a_step_is_larger_on_a_large_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(total_bytes: int) -> Any:
+        return lambda device: SimpleNamespace(total_memory=total_bytes)
+
+    assert shares.step_tokens(EngineConfig(), torch.device("cpu")) == 8192
+    for total_bytes, expected in ((24 * 2**30, 8192), (80 * 2**30, 16_384)):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", of(total_bytes))
+        assert shares.step_tokens(EngineConfig(), torch.device("cuda")) == expected
+        assert shares.step_tokens(EngineConfig(max_step_tokens=100), torch.device("cuda")) == 100
