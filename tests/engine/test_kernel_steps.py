@@ -13,8 +13,11 @@ import pytest
 from torch import Tensor
 
 from hypic.config import EngineConfig
+from hypic.engine import kernel_batch
 from hypic.engine.chain import Chain
 from hypic.engine.engine import Engine
+from hypic.engine.layers import attention
+from hypic.engine.layers.attention import alike
 from hypic.engine.rehearsal import rehearse
 from hypic.engine.runner import Runner
 from hypic.engine.task import Task, Vocabulary
@@ -63,6 +66,47 @@ def test_cold_warm_and_decoded_rows_equal_the_reference(
     assert cold.error_to(expected) < LIMIT and warm.error_where_run(expected) < LIMIT
     assert set(cold.outcomes) == {"encoded", "live"} and set(warm.outcomes) == {"hit", "live"}
     bench.assert_sound()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["qwen", "qwen-attention", "minimax-partial"])
+def test_chains_that_are_run_whole_equal_the_reference(
+    name: str, device: str, everywhere: Callable[[str], Checkpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours of one length are one dense product. Segments of lengths that differ stand between such of one."""
+    monkeypatch.setattr(kernel_batch, "MIN_DENSE_TOKENS", 16)
+    found: list[list[int]] = []
+
+    def noted(spans: Sequence[slice]) -> list[tuple[slice, int]]:
+        groups = alike(spans)
+        found.append([(span.stop - span.start) // length for span, length in groups])
+        return groups
+
+    monkeypatch.setattr(attention, "alike", noted)
+    known = everywhere(device)
+    bench = Bench(known.runner(name, "float32"), kernels="on")
+    pieces = [seg(40, 1), seg(40, 2), seg(40, 3), seg(57, 4), seg(40, 5), live(9, 6)]
+    cold = bench.ask(pieces, max_tokens=2)
+    assert cold.error_to(known.expected(name, pieces, generated=cold.ids[:-1])) < LIMIT
+    assert [3, 1, 1] in found
+    whole = bench.ask([live(90, 7)], max_tokens=2)
+    assert whole.error_to(known.expected(name, [live(90, 7)], generated=whole.ids[:-1])) < LIMIT
+
+
+def test_a_chain_that_sees_its_neighbour_shows(
+    everywhere: Callable[[str], Checkpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of one length taken for one of twice the length."""
+    monkeypatch.setattr(kernel_batch, "MIN_DENSE_TOKENS", 16)
+
+    def wrong(spans: Sequence[slice]) -> list[tuple[slice, int]]:
+        return [(span, span.stop - span.start) for span, _ in alike(spans)]
+
+    monkeypatch.setattr(attention, "alike", wrong)
+    known, pieces = everywhere("cpu"), [seg(40, 1), seg(40, 2), live(9, 3)]
+    bench = Bench(known.runner("qwen", "float32"), kernels="on")
+    cold = bench.ask(pieces, max_tokens=2)
+    assert cold.error_to(known.expected("qwen", pieces, generated=cold.ids[:-1])) > 100 * LIMIT
 
 
 def test_only_steps_that_encode_lift_every_chunk(

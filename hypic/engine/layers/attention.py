@@ -7,7 +7,7 @@ before rotation; every key is rotated once, from that copy, by its position in t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -155,22 +155,42 @@ class Attention(nn.Module):
         if len(plan.tile_chain):
             keys, values = pool.keys[layer], pool.values[layer]
             paged.attend(q, keys, values, plan, cos=cos, sin=sin, scale=self._scale, out=mixed)
-        for context in () if final is not None else batch.contexts:
-            self._densely(q, k, v, context, turns, mixed)
+        if final is None and batch.contexts:
+            self._densely(q, k, v, [context.blocks[0].tokens for context in batch.contexts], turns, mixed)
         return mixed
 
-    def _densely(self, q: Tensor, k: Tensor, v: Tensor, context: Context, turns: Turns | None, mixed: Tensor) -> None:
-        span = context.blocks[0].tokens
-        queries, keys = q[span], k[span]
+    def _densely(
+        self, q: Tensor, k: Tensor, v: Tensor, spans: Sequence[slice], turns: Turns | None, mixed: Tensor
+    ) -> None:
+        """Chains that are run whole, ``spans`` of the rows. All rows are rotated at once and neighbours of one length
+        are one product: what is launched would otherwise grow with the number of segments that are encoded."""
         if turns is not None:
-            angles = Angles(turns.rows.cos[span], turns.rows.sin[span])
-            queries, keys = rotate(queries, angles), rotate(keys, angles)
-        block = replace(context.blocks[0], tokens=slice(0, len(queries)))
-        attend(queries, keys, v[span], replace(context, blocks=(block,)), mixed[span], self.shape.scale)
+            q, k = rotate(q, turns.rows), rotate(k, turns.rows)
+        for span, length in alike(spans):
+            queries, keys, values = (
+                x[span].unflatten(0, (-1, length)).transpose(1, 2)  # type: ignore[no-untyped-call]
+                for x in (q, k, v)
+            )
+            out = F.scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, scale=self.shape.scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+            mixed[span] = out.transpose(1, 2).flatten(0, 1)
 
     @property
     def _scale(self) -> float:
         return self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
+
+
+def alike(spans: Sequence[slice]) -> list[tuple[slice, int]]:
+    """Spans that follow each other and are of one length together, and that length."""
+    found: list[tuple[slice, int]] = []
+    for span in spans:
+        length = span.stop - span.start
+        if found and found[-1][1] == length and found[-1][0].stop == span.start:
+            found[-1] = (slice(found[-1][0].start, span.stop), length)
+        else:
+            found.append((span, length))
+    return found
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, context: Context, mixed: Tensor, scale: float | None) -> None:
