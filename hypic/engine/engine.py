@@ -258,6 +258,7 @@ class Engine:
     def _out_of_memory(self, work: Work) -> list[Emission]:
         """Shrink the store, halve the steps and start again; a request that meets this a fourth time fails."""
         if torch.cuda.is_available():
+            torch.cuda.synchronize()  # it may be at the step still, whose buffer is filled anew for the next one
             torch.cuda.empty_cache()
         self.store.clear()
         hurt = self.scheduler.abandon(work)

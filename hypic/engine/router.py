@@ -130,7 +130,8 @@ class Router:
     def _send_head(self, task: Task, sink: Sink, able: Mapping[int, int], planned: Plan | None) -> None:
         """A snapshot is of use where the conversation will go on; whether it is ever made nobody waits to hear."""
         marks = planned.marks if planned is not None else ()
-        known = next((self._heads[mark.digest] for mark in reversed(marks) if mark.digest in self._heads), 0)
+        with self._lock:  # answers that end on other threads push the oldest heads out
+            known = next((self._heads[mark.digest] for mark in reversed(marks) if mark.digest in self._heads), 0)
         if known not in able or not self._remote.ask(known, able[known], task):
             self.local.submit(task, sink)
 

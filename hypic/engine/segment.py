@@ -53,9 +53,10 @@ def key_of(begun: Any, ids: tuple[int, ...]) -> bytes:
     if not isinstance(ids, TokenIds):
         return _key(begun, packed_ids(ids))
     packed = ids.packed
-    if packed.key is None or packed.key[0] is not begun:
-        packed.key = begun, _key(begun, packed.data)
-    return packed.key[1]
+    known = packed.key  # read once: other threads make keys of the same text, perhaps for another namespace
+    if known is None or known[0] is not begun:
+        packed.key = known = begun, _key(begun, packed.data)
+    return known[1]
 
 
 def _key(begun: Any, packed: bytes) -> bytes:

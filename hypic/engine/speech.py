@@ -14,9 +14,9 @@ from hypic.types import CacheReport, Completion, Policy, SamplingParams, Segment
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    pieces = [{"ids": p.ids, "segment": p.segment and asdict(p.segment), "ends": p.ends_message} for p in task.pieces]
     return {
-        **{"pieces": pieces, "sampling": asdict(task.sampling), "policy": asdict(task.policy)},
+        "pieces": list(map(_piece_to_json, task.pieces)),
+        **{"sampling": asdict(task.sampling), "policy": asdict(task.policy)},
         **{"tokenize_s": task.tokenize_s, "notes": task.notes, "generated": task.generated, "is_head": task.is_head},
     }
 
@@ -42,9 +42,19 @@ def task_of(id: str, fields: Mapping[str, Any]) -> Task:
         raise _strange(error) from error
 
 
+def _piece_to_json(piece: Piece) -> dict[str, Any]:
+    return {
+        **{"ids": piece.ids, "segment": piece.segment and asdict(piece.segment), "ends": piece.ends_message},
+        # Without these a snapshot made elsewhere would be found from other namespaces, and forgotten with none.
+        **{"namespaces": sorted(piece.namespaces), "is_answer": piece.is_answer},
+    }
+
+
 def _piece(fields: Mapping[str, Any]) -> Piece:
     segment = Segment(**fields["segment"]) if fields["segment"] else None
-    return Piece(tuple(map(_whole, fields["ids"])), segment, bool(fields["ends"]))
+    spaces = frozenset(map(str, fields["namespaces"]))
+    ids = tuple(map(_whole, fields["ids"]))
+    return Piece(ids, segment, bool(fields["ends"]), spaces, bool(fields["is_answer"]))
 
 
 def result_to_json(result: Completion | HypicError) -> dict[str, Any]:

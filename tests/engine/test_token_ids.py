@@ -75,3 +75,21 @@ def test_what_is_packed_goes_with_the_text() -> None:
     memory.drop(lambda ids: ids == (1, 2, 3))
     gc.collect()
     assert kept() is None and memory.get("a text") is None
+
+
+class Contested(Packed):
+    """What another thread stores of the same text in the moment in which this one does stays."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "key" and value is not None:
+            others = IDENTITY.begun(8, "another", False)
+            value = others, under_test._key(others, self.data)
+        super().__setattr__(name, value)
+
+
+def test_threads_that_make_keys_of_one_text_get_their_own() -> None:
+    ids = TokenIds(range(64))
+    expected = IDENTITY.key(tuple(ids), 8, "mine", False)
+    ids.__dict__["packed"] = Contested(packed_ids(ids))
+    assert IDENTITY.key(ids, 8, "mine", False) == expected
+    assert IDENTITY.key(ids, 8, "another", False) == IDENTITY.key(tuple(ids), 8, "another", False) != expected

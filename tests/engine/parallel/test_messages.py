@@ -251,13 +251,13 @@ def test_a_view_knows_generations_and_lets_failing_peers_rest() -> None:
 def test_requests_and_answers_travel_whole() -> None:
     from dataclasses import replace
 
+    from hypic.engine.plan import Piece
     from hypic.engine.task import Task
     from hypic.types import CacheReport, Completion, Policy, SamplingParams, SegmentReport, TokenLogprob, Usage
     from tests.engine.harness import few_segments
 
-    task = Task(
-        "id", few_segments(), SamplingParams(stop=["x"], seed=3), Policy(seam=4), 0.5, notes=("n",), generated=(4,)
-    )
+    pieces = [Piece((7, 8), namespaces=frozenset({"b", "a"})), *few_segments(), Piece((9,), None, True, is_answer=True)]
+    task = Task("id", pieces, SamplingParams(stop=["x"], seed=3), Policy(seam=4), 0.5, notes=("n",), generated=(4,))
     assert task_of("id", json.loads(json.dumps(task_to_json(task)))) == task
     report = CacheReport((SegmentReport("document", "n", None, "hit", 7),), 7, 1, 6, {"ttft": 0.1}, notes=("a",))
     logprob = TokenLogprob(3, -0.5, ((3, -0.5), (4, -1.0)))
