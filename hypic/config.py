@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -16,6 +17,9 @@ KERNELS = ("auto", "on", "off")
 LAUNCHERS = ("processes", "ray")
 LOAD_FORMATS = ("safetensors", "dummy")
 STORAGES = ("lossless", "bfloat16")
+# More would end the process or the machine before anything could be said of it.
+MOST_THREADS = 1024
+MOST_PROCESSES = 64  # on a host, or one per core where there are more cores
 
 
 @lru_cache(maxsize=64)
@@ -105,6 +109,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; it must be a whole number, 1 or more.")
+        self._check_fits()
         if self.adapter is not None and not isinstance(self.adapter, str):
             raise ConfigError(
                 f"adapter is {self.adapter!r}; an engine merges one adapter, given as the name of its folder or "
@@ -118,6 +123,17 @@ class EngineConfig:
             raise ConfigError(f"policy is {self.policy!r}; pass hypic.Policy(...).")
         self.memory_bytes(2**40)
         _ = self.store_bytes, self.ttl_s(None)
+
+    def _check_fits(self) -> None:
+        """Whether one host can start so many threads and processes."""
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ConfigError(f"threads is {self.threads}; pass at most {MOST_THREADS}, best the number of cores.")
+        most = max(MOST_PROCESSES, os.cpu_count() or 1)
+        if self.launcher == "processes" and self.workers > most:
+            raise ConfigError(
+                f"workers is {self.workers}, each a process with a replica of the model on this host; "
+                f"pass at most {most}, best the number of GPUs, or launcher='ray' for several hosts."
+            )
 
     def memory_bytes(self, free_bytes: int) -> int:
         """Size of the pool, given the bytes that are free once the weights are loaded."""

@@ -191,7 +191,9 @@ class LLM(Keeping):
     ) -> Asked:
         started = time.perf_counter()
         if sampling is not None and not isinstance(sampling, SamplingParams):
-            raise ConfigError(f"sampling is {sampling!r}; pass hypic.SamplingParams(...).")
+            raise ConfigError(
+                f"sampling is a {type(sampling).__name__}; pass hypic.SamplingParams(...), one for all prompts."
+            )
         used = self._policy(policy)
         if tools and not shows_tools(self.tokenizer, tools, chat_template_kwargs):
             raise PromptError("this model's chat template shows no tools; leave tools out or choose another model.")

@@ -27,12 +27,14 @@ def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}.")
 
 
-def check_count(name: str, value: object) -> None:
+def check_count(name: str, value: object, *, optional: bool = True) -> None:
     """
     Raises:
-        ConfigError: ``value`` is neither ``None`` nor a number of tokens or segments.
+        ConfigError: ``value`` is no number of tokens or segments, nor ``None`` where that is ``optional``.
     """
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+    if optional and value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         unit = "segments" if name == "live_last" else "tokens"
         raise ConfigError(f"{name} is {value!r}; it must be a whole number of {unit}, 0 or more.")
 
@@ -71,7 +73,7 @@ class Policy:
         one_of("reuse", self.reuse, get_args(Reuse))
         one_of("compose", self.compose, get_args(Compose))
         for name in COUNTS:
-            check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name), optional=name == "min_segment_tokens")
         share = self.seam_share
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
             raise ConfigError(f"seam_share is {share!r}; it must be a share of a segment's length from 0 to 1.")

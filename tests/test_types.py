@@ -162,3 +162,19 @@ def test_the_error_tree() -> None:
 
 def test_public_names_exist() -> None:
     assert all(hasattr(hypic, name) for name in hypic.__all__)
+
+
+@pytest.mark.parametrize("name", ["seam", "tail_seam", "seam_every", "live_last"])
+def test_a_count_of_a_policy_is_never_none(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is None; it must be a whole number"):
+        Policy(**{name: None})
+    assert Policy(min_segment_tokens=None).shortest == 32
+
+
+def test_more_threads_or_processes_than_a_host_can_start_are_refused() -> None:
+    with pytest.raises(ConfigError, match="threads is 1000000; pass at most 1024"):
+        EngineConfig(threads=10**6)
+    with pytest.raises(ConfigError, match="workers is 100000, each a process"):
+        EngineConfig(workers=10**5)
+    assert EngineConfig(workers=64, threads=1024).workers == 64
+    assert EngineConfig(workers=1000, launcher="ray").workers == 1000

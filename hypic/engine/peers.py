@@ -201,7 +201,9 @@ class Peers:
                 is_silent, num_failures = self.view.life(peer, now) == "silent", self.view.failed(*peer, now)
             if self._over.is_set():
                 continue
-            logger.warning("worker %d: %s; %d of its segments are encoded again", peer[0], reason, len(lost))
+            logger.warning(
+                "worker %d: %s; %d of its segments are encoded again", peer[0], reason.rstrip("."), len(lost)
+            )
             if not is_silent:
                 self._report(*peer, num_failures, reason)
         self.counts.fell_back += len(lost)
