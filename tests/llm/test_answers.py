@@ -210,6 +210,14 @@ def test_forgetting_by_label(llm: LLM) -> None:
     assert llm.forget(everything=True).num_entries == 1 and llm.stats()["store"]["num_entries"] == 0
 
 
+@pytest.mark.parametrize("given", [{"name": 3}, {"source": ["a"]}, {"namespace": True}, {"everything": "yes"}, {}])
+def test_what_is_no_label_forgets_nothing(given: dict[str, Any], llm: LLM) -> None:
+    llm.warm([Segment(passage(1), name="3", source="a")])
+    with pytest.raises(ConfigError, match="|".join(given) or "no source="):
+        llm.forget(**given)
+    assert llm.forget(source="a").num_entries == 1
+
+
 def test_stats_count(llm: LLM) -> None:
     llm.generate([asked(n) for n in range(3)], sampling())
     stats = llm.stats()
