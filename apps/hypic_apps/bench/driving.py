@@ -8,7 +8,7 @@ context costs no prefill. Its numbers mean nothing, and are finite.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,22 +50,27 @@ def drive(engine: Engine, tasks: Sequence[Task], look: Callable[[Engine], None] 
     """Adds all tasks and steps until nothing is left; ``look`` is called after every step.
 
     Raises:
-        HypicError: a task failed; the others are dropped.
+        HypicError: a task was refused or failed; the others are dropped.
     """
-    for task in tasks:
-        engine.add(task)
-    steps = []
+    try:
+        for task in tasks:
+            engine.add(task)
+        return list(_steps(engine, look))
+    except HypicError:
+        for task in tasks:
+            engine.abort(task.id)
+        raise
+
+
+def _steps(engine: Engine, look: Callable[[Engine], None]) -> Iterator[Step]:
     while engine.has_work:
         started = time.perf_counter()
         emissions = engine.step()
-        steps.append(Step(time.perf_counter() - started, len(emissions)))
+        yield Step(time.perf_counter() - started, len(emissions))
         failed = next((e.result for e in emissions if isinstance(e.result, HypicError)), None)
         if failed is not None:
-            for task in tasks:
-                engine.abort(task.id)
             raise failed
         look(engine)
-    return steps
 
 
 def seconds(engine: Engine, tasks: Sequence[Task]) -> float:
