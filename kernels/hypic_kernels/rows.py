@@ -1,4 +1,5 @@
-"""Rows of tokens that are run side by side, as chunked kernels read them: planned on the host, read on the device."""
+"""Rows of tokens, as chunked kernels read them: those that are run side by side, planned on the host and read on the
+device, and those that chunks name."""
 
 from __future__ import annotations
 
@@ -76,3 +77,10 @@ class Rows:
             self.chunk_indices[: self.num_fold_chunks],
             self.chunk_offsets[: self.num_folds + 1],
         )
+
+
+def copy_named(out: Tensor, found: Tensor, chunks: Tensor) -> Tensor:
+    """``out [N, ...]`` with the rows of ``found`` whose tokens stand in ``chunks [M, C]``; the others as they are."""
+    is_named = torch.zeros(len(out) + 1, dtype=torch.bool, device=out.device)
+    is_named[torch.where((chunks >= 0) & (chunks < len(out)), chunks, len(out)).long().flatten()] = True
+    return out.copy_(torch.where(is_named[:-1].view(-1, *[1] * (out.ndim - 1)), found, out))

@@ -8,10 +8,9 @@ as ``encode`` writes it is ``StoreCorrupt``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 from torch import Tensor
@@ -159,10 +158,3 @@ def _linear(tensors: dict[str, Tensor], prefix: str) -> LinearPart:
 
 def _attention(tensors: dict[str, Tensor], prefix: str) -> AttentionPart:
     return AttentionPart(tensors.pop(f"{prefix}.keys"), tensors.pop(f"{prefix}.values"))
-
-
-def as_buffer(data: bytes | bytearray | memoryview | Sequence[int]) -> Tensor:
-    """Bytes as ``decode`` takes them; copied only where they cannot be written to."""
-    view = memoryview(data)  # type: ignore[arg-type]
-    array = np.frombuffer(view, dtype=np.uint8)
-    return torch.from_numpy(array.copy() if view.readonly else array)

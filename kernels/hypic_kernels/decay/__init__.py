@@ -26,6 +26,7 @@ from hypic_kernels.decay.layout import (
 from hypic_kernels.decay.rule import DecayError, Maps, Precision, Rule, state_dtype
 from hypic_kernels.decay.shapes import check_chunks, check_integers, check_maps, check_states, check_tokens, fits
 from hypic_kernels.delta.backend import Backend, takes_kernel
+from hypic_kernels.rows import copy_named
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
@@ -123,10 +124,7 @@ def read(
 
         kernel.read(q, k, v, g, states, chunks, rule, out, precision, config).run()
         return out
-    is_named = torch.zeros(len(out) + 1, dtype=torch.bool, device=out.device)
-    is_named[torch.where((chunks >= 0) & (chunks < len(out)), chunks, len(out)).long().flatten()] = True
-    found = reference.read(q, k, v, g, states, chunks, rule).to(out.dtype)
-    return out.copy_(torch.where(is_named[:-1, None, None], found, out))
+    return copy_named(out, reference.read(q, k, v, g, states, chunks, rule).to(out.dtype), chunks)
 
 
 def step(

@@ -32,7 +32,7 @@ from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rul
 from hypic_kernels.delta.running import run, runs_here
 from hypic_kernels.delta.scan import can_scan, gated_norm, scan
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
-from hypic_kernels.rows import CHUNK, RowArrays, Rows, row_arrays
+from hypic_kernels.rows import CHUNK, RowArrays, Rows, copy_named, row_arrays
 from hypic_kernels.trust import is_trusted
 
 __all__ = [
@@ -149,11 +149,7 @@ def read(
         kernel.read(query, offset, states, chunks, places, norm, out, precision, config).run()
         return out
     plain = reference.read(query, offset, states, chunks, places, len(out))
-    is_named = torch.zeros(len(out) + 1, dtype=torch.bool, device=out.device)
-    is_named[torch.where((chunks >= 0) & (chunks < len(out)), chunks, len(out)).long().flatten()] = True
-    found = reference.normed(plain, norm).to(out.dtype)
-    out.copy_(torch.where(is_named[:-1, None, None], found, out))
-    return out
+    return copy_named(out, reference.normed(plain, norm).to(out.dtype), chunks)
 
 
 def step(

@@ -21,6 +21,11 @@ from hypic.errors import StoreCorrupt
 from tests.engine.store.conftest import IDENTITY, LAYOUT, make_entry, make_image, make_pool, same_images
 
 
+def as_buffer(data: bytes | bytearray | memoryview) -> torch.Tensor:
+    """Bytes as ``decode`` takes them."""
+    return torch.tensor(list(data), dtype=torch.uint8)
+
+
 def reinstalled(found: EntryImage) -> EntryImage:
     """Through other slots of another pool."""
     pool = make_pool()
@@ -142,8 +147,8 @@ def forged(change: dict[str, object], tensors: dict[str, object] | None = None) 
         header[name] = spec
     text = json.dumps({k: v for k, v in header.items() if v is not None}, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)
-    buffer = encoding.as_buffer(bytearray(len(text).to_bytes(8, "little") + text + data[8 + length :]))
-    digits = encoding.as_buffer(encoding.checksum(buffer).encode())
+    buffer = as_buffer(bytearray(len(text).to_bytes(8, "little") + text + data[8 + length :]))
+    digits = as_buffer(encoding.checksum(buffer).encode())
     buffer[CHECKSUM] = digits
     return buffer
 
@@ -186,7 +191,7 @@ def test_tensors_that_cannot_be_read_in_place_are_refused() -> None:
     length = int.from_bytes(data[:8], "little")
     shifted = (length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :]
     with pytest.raises(StoreCorrupt, match="type can be read"):
-        encoding.decode(encoding.as_buffer(shifted), verify=False)
+        encoding.decode(as_buffer(shifted), verify=False)
 
 
 @settings(max_examples=200, deadline=None)
@@ -195,7 +200,7 @@ def test_rubbish_is_refused_and_nothing_else_happens(rubbish: bytes, place: int,
     data = encoding.encode(make_image(num_tokens=6)).numpy().tobytes()
     data = data[:place] + rubbish + data[place + len(rubbish) :] if inside else rubbish
     try:
-        encoding.decode(encoding.as_buffer(data))
+        encoding.decode(as_buffer(data))
     except StoreCorrupt:
         return
     assert data == encoding.encode(make_image(num_tokens=6)).numpy().tobytes()
