@@ -89,13 +89,25 @@ FRAMES = (
     "Let us add that {}", "Visitors are told that {}", "It has been confirmed that {}", "Some of you have asked: {}",
     "Remember that {}", "You may have heard that {}", "For the record: {}", "A reader writes that {}",
     "In a letter it says that {}", "There is no doubt that {}", "One more thing: {}", "Since last year, {}",
+    "Although few people know it, {}", "As a neighbour told us, {}", "On a different note, {}", "Meanwhile, {}",
+    "What is certain is that {}", "It is an open secret that {}", "Contrary to rumours, {}", "All the same, {}",
+    "According to an old friend, {}", "After some discussion it became clear that {}", "In other words, {}",
+    "If the papers are right, {}", "Unlike many others, {}", "As the website puts it, {}", "By the way, {}",
 )  # fmt: skip
+TAILS = (
+    ", as the records show.", ", and that has not changed since.", ", which surprised some.", ", so the papers say.",
+    ", though hardly anybody noticed.", ", among other things.", ", if the sources are right.", ", as is well known.",
+    ", to the delight of many.", " (see below).", ", as an article explains.", ", and everybody seems to be happy with it.",
+)  # fmt: skip
+# Shares, in training, of wordings out of phrases, and of neighbouring sentences made one.
+MORE_SAID, MORE_ASKED, JOINED = 0.35, 0.35, 0.15
 
 
 def said(relation: Relation, split: Split, r: Random) -> str:
     """A statement template. In training some have a word exchanged for any other: then only the kind of value and the
     rest of the passage tell what is meant, which is how an unknown wording must be read."""
-    template = r.choice(relation.said(split))
+    own = split == "test" or not relation.more_said or r.random() > MORE_SAID
+    template = r.choice(relation.said(split) if own else relation.more_said)
     return framed(exchanged(template, r, EXCHANGED_SENTENCES), r) if split == "train" else template
 
 
@@ -103,8 +115,18 @@ def framed(template: str, r: Random) -> str:
     """The template, now and then, as the part of a longer sentence."""
     if r.random() >= FRAMED:
         return template
-    begins_small = template.split(" ", 1)[0] in ("The", "It", "In", "At", "For", "As", "With", "From", "Under")
-    return r.choice(FRAMES).replace("{}", template[:1].lower() + template[1:] if begins_small else template)
+    if template.endswith(".") and r.random() < 0.3:
+        return template[:-1] + r.choice(TAILS)
+    return r.choice(FRAMES).replace("{}", _in_the_midst(template))
+
+
+BEGIN_SMALL = ("The", "It", "In", "At", "For", "As", "With", "From", "Under", "She", "He")
+
+
+def _in_the_midst(sentence: str) -> str:
+    """The sentence as it stands behind other words: a small first letter unless it begins with a name."""
+    begins_small = sentence.split(" ", 1)[0] in BEGIN_SMALL
+    return sentence[:1].lower() + sentence[1:] if begins_small else sentence
 
 
 def exchanged(template: str, r: Random, chance: float) -> str:
@@ -118,14 +140,23 @@ def exchanged(template: str, r: Random, chance: float) -> str:
     return " ".join(words)
 
 
+NOUN_FORMS = ("What is the {n} of {s}?", "Give the {n} of {s}.", "{n} of {s}?", "Tell me the {n} of {s}.", "{s} {n}")
+
+
+def asked(relation: Relation, split: Split, r: Random) -> str:
+    """A question template."""
+    own = split == "test" or not relation.more_asked or r.random() > MORE_ASKED
+    return r.choice(relation.asked(split) if own else relation.more_asked)
+
+
 def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> str:
     """A question whose answer is the fact's value; ``impersonal`` leaves the subject out where the language allows."""
     if split == "train" and r.random() < 0.15 and fact.kind != "task":
         article = "the " if "the {s}" in fact.relation.questions[0] else ""
-        form = r.choice(["What is the {n} of {s}?", "Give the {n} of {s}.", "{n} of {s}?", "Tell me the {n} of {s}."])
+        form = r.choice(NOUN_FORMS)
         template = capitalise(form.replace("{n}", fact.relation.noun).replace("{s}", article + "{s}"))
     else:
-        template = r.choice(fact.relation.asked(split))
+        template = asked(fact.relation, split, r)
         if split == "train":
             template = exchanged(template, r, EXCHANGED_QUESTIONS)
     if impersonal:
@@ -151,6 +182,24 @@ def write(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str],
     if style < 0.94:
         return _dialogue(facts, split, r)
     return _notice(facts, split, r, filler)
+
+
+def table(facts: Sequence[Fact], r: Random) -> str:
+    """Several things with the same relations, a line each, under a heading."""
+    nouns = list(dict.fromkeys(fact.relation.noun for fact in facts))
+    bar, kind = r.choice([" | ", " | ", "; ", "\t"]), facts[0].kind
+    rows: dict[str, list[str]] = {}
+    for fact in facts:
+        rows.setdefault(fact.subject, [capitalise(fact.subject)]).append(fact.value)
+    head = bar.join(capitalise(x) for x in (r.choice([kind, "name"]), *nouns))
+    return "\n".join([head, *(bar.join(row) for row in rows.values())])
+
+
+def side_by_side(facts: Sequence[Fact], split: Split, r: Random) -> str:
+    """Several things in one text, each named in every sentence about it."""
+    lines = [sentences([fact], split, r)[0] for fact in facts]
+    mark = r.choice(["", "", "- "])
+    return "\n".join(mark + line for line in lines) if mark else " ".join(joined(lines, r))
 
 
 def sentences(facts: Sequence[Fact], split: Split, r: Random, *, impersonal: bool = False) -> list[str]:
@@ -179,10 +228,21 @@ def _article(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[st
         body.append(sentence)
         if filler and r.random() < 0.25:
             body.append(r.choice(filler))
-    text = " ".join(body)
+    text = " ".join(joined(body, r) if split == "train" else body)
     if impersonal or (r.random() < 0.4 and facts[0].kind != "task"):
         return _title(facts[0], r) + text
     return text
+
+
+def joined(body: Sequence[str], r: Random) -> list[str]:
+    """The sentences, of which now and then two neighbours are made one."""
+    out = [*body[:1]]
+    for sentence in body[1:]:
+        if out[-1].endswith(".") and r.random() < JOINED:
+            out[-1] = out[-1][:-1] + r.choice(["; ", ", and ", ", while ", ", but ", " - "]) + _in_the_midst(sentence)
+        else:
+            out.append(sentence)
+    return out
 
 
 def _title(fact: Fact, r: Random) -> str:

@@ -13,6 +13,7 @@ from random import Random
 import numpy as np
 
 from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.grammar import enriched
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
 from hypic_apps.train.natural import Library
@@ -72,10 +73,11 @@ class Rows:
     """Makes rows; a function of the seed and the stage."""
 
     def __init__(self, corpus: Corpus, schema: Schema, encoder: Encoder) -> None:
-        self.schema, self.encoder = schema, encoder
+        self.schema, self.encoder = enriched(schema, corpus.synonyms), encoder
         self.names = Names.of_split(corpus, "train")
         self.library = Library(corpus)
-        inventor = Inventor(corpus.glosses)
+        kept = {word for kind in schema.values() for x in kind if x.held_out for word in (x.key, *x.noun.split())}
+        inventor = Inventor(corpus.glosses, corpus.synonyms, frozenset(kept | {word.rstrip("s") for word in kept}))
         self.inventor = inventor if inventor.has_words else None
         self.texts = _plain_texts(corpus, self.library)
 
