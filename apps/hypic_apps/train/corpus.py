@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hypic_apps.train import packages, thesaurus
-from hypic_apps.train.thesaurus import Thesaurus
+from hypic_apps.train.thesaurus import Entry
 
 INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 CITY = re.compile(r"[A-Z][a-z]{3,9}")
@@ -68,7 +68,7 @@ class Corpus:
     glosses: tuple[Gloss, ...]
     first_names: tuple[str, ...]
     cities: tuple[str, ...]
-    synonyms: Thesaurus = Thesaurus(())
+    synonyms: tuple[Entry, ...] = ()
 
     @classmethod
     def load(cls, archive: Path) -> Corpus:

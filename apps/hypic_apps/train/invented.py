@@ -13,7 +13,7 @@ from random import Random
 from hypic_apps.train.corpus import Gloss
 from hypic_apps.train.frames import BY_SAID, NOUN_ASKED, NOUN_BACK, NOUN_SAID, filled
 from hypic_apps.train.schema import Relation
-from hypic_apps.train.thesaurus import Entry, Thesaurus
+from hypic_apps.train.thesaurus import Entry
 from hypic_apps.train.words import is_regular, past, plural, present_participle, third
 
 VALUES = (
@@ -66,14 +66,13 @@ class Inventor:
     """
 
     def __init__(
-        self, glosses: Sequence[Gloss], synonyms: Thesaurus | None = None, without: frozenset[str] = frozenset()
+        self, glosses: Sequence[Gloss], synonyms: Sequence[Entry] = (), without: frozenset[str] = frozenset()
     ) -> None:
         self.nouns = [noun for noun in _words(glosses, "n") if noun not in without]
         self.verbs = [verb for verb in _words(glosses, "v") if not verb.endswith(("ed", "ing")) and is_regular(verb)]
-        entries = synonyms.entries if synonyms is not None else ()
-        self.known_nouns = [(e.word, found) for e in entries if (found := _other_nouns(e)) and e.word not in without]
-        self.agents = [(e.word, found) for e in entries if (found := _agents(e))]
-        self.known_verbs = [(e.word, *found) for e in entries if any(found := _other_verbs(e))]
+        self.known_nouns = [(e.word, found) for e in synonyms if (found := _other_nouns(e)) and e.word not in without]
+        self.agents = [(e.word, found) for e in synonyms if (found := _agents(e))]
+        self.known_verbs = [(e.word, *found) for e in synonyms if any(found := _other_verbs(e))]
 
     @property
     def has_words(self) -> bool:
@@ -90,14 +89,15 @@ class Inventor:
         slots = {**_verb(verb), "{n}": noun, "{s}": article + "{s}"}
         forms: tuple[Sequence[str], Sequence[str], Sequence[str]] = NOUN_SAID, NOUN_ASKED, NOUN_BACK
         if value == "count" and r.random() < 0.7:
-            slots["{n}"] = noun = plural(noun)
+            slots["{n}"], noun = plural(noun), f"number of {plural(noun)}"
             forms = COUNTED_SAID, COUNTED_ASKED, ()
         elif value in WHERE and r.random() < 0.6:
             where, preposition = WHERE[value]
             slots |= {"{w}": where, "{l}": where.lower(), "{p}": preposition}
+            noun = f"{'place' if where == 'Where' else value} of {present_participle(verb)}"
             forms = PLACED_SAID, PLACED_ASKED, ()
         elif r.random() < 0.4:
-            forms = VERB_SAID, VERB_ASKED, VERB_BACK
+            forms, noun = (VERB_SAID, VERB_ASKED, VERB_BACK), present_participle(verb)
         return _made(noun, verb, value, forms, slots, slots, r)
 
     def _in_other_words(self, r: Random, article: str, value: str) -> Relation:

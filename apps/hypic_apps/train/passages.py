@@ -120,7 +120,11 @@ def framed(template: str, r: Random) -> str:
     return r.choice(FRAMES).replace("{}", _in_the_midst(template))
 
 
-BEGIN_SMALL = ("The", "It", "In", "At", "For", "As", "With", "From", "Under", "She", "He")
+BEGIN_SMALL = frozenset(
+    "The It In At For As With From Under She He By Our My Some There When What Where Nobody On After Although People An A "
+    "All That This These Those If One Two Three Every Everybody Everyone Records Behind Once To Since According Because "
+    "During Before They We You Its Her His Who Whoever Anyone Most Many Both Born Founded".split()
+)
 
 
 def _in_the_midst(sentence: str) -> str:

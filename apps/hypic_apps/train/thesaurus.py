@@ -86,9 +86,9 @@ def _forms(entries: Sequence[Entry]) -> Iterator[tuple[str, tuple[str, ...]]]:
                 yield form(entry.word), tuple(form(word) for word in regular)
 
 
-def read(rows: Sequence[Mapping[str, object]]) -> Thesaurus:
-    """The thesaurus of an archive's rows, as ``build`` made them."""
-    return Thesaurus([_entry(row) for row in rows])
+def read(rows: Sequence[Mapping[str, object]]) -> tuple[Entry, ...]:
+    """The entries of an archive's rows, as ``build`` made them."""
+    return tuple(_entry(row) for row in rows)
 
 
 def _entry(row: Mapping[str, object]) -> Entry:

@@ -25,7 +25,7 @@ KINDS = {
 
 
 # Shares, in training: of things with invented relations, and of passages that go on from an earlier one.
-INVENTED, BRIDGED = 0.3, 0.45
+INVENTED, BRIDGED = 0.3, 0.5
 # In training too: of things whose facts are of one kind of value, of passages about several things, of passages that
 # name a thing they are not about, and of relations that only training has.
 RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
@@ -228,10 +228,10 @@ class World:
         backwards = self.reversed_asks()
         self.r.shuffle(backwards)
         return [
-            *backwards[: 1 + number // 8],
+            *backwards[: 1 + number // 12],
             *self.unstated_asks(1 + number // 10),
             *self.unknown_asks(self.r.randint(0, 1 + number // 24)),
-            *self.two_hop_asks(3 + number // 2),
+            *self.two_hop_asks(3 + 2 * number // 3),
         ]
 
     def unknown_asks(self, number: int) -> list[Ask]:
@@ -266,7 +266,7 @@ class World:
         own = [f.relation for f in self.facts if f.subject == subject]
         if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
             relations = [self.inventor.relation(self.r, _article(kind))]
-        free = [x for x in relations if not any(_is_alike(x, o) for o in own)]
+        free = [x for x in relations if not any(is_alike(x, o) for o in own)]
         others = {f.relation.key for f in self.facts if f.kind == kind}
         values = {x.value for x in own}
         hard = [x for x in free if x.key in others or (x.value in values and x.value != "choice")]
@@ -280,8 +280,8 @@ class World:
         told = [fact for fact in self.facts if fact.kind not in ("task", "handbook")]
         pairs = [(a, b) for a in told for b in by_subject.get(a.value, ()) if b.value != a.subject]
         chosen = self.r.sample(pairs, min(number, len(pairs)))
-        if self.split == "train":  # a reasoning line takes more to learn: two of three questions ask for one
-            return [self.two_hop(first, second, think=self.r.random() < 0.67) for first, second in chosen]
+        if self.split == "train":  # a reasoning line takes more to learn: most questions ask for one
+            return [self.two_hop(first, second, think=self.r.random() < 0.72) for first, second in chosen]
         return [self.two_hop(first, second, think=number % 2 == 1) for number, (first, second) in enumerate(chosen)]
 
     def bridging(self, first: Fact) -> str:
@@ -330,12 +330,13 @@ def _told_apart(relations: Sequence[Relation]) -> list[Relation]:
     """The relations without any that goes by a name of an earlier one: a question could mean both."""
     out: list[Relation] = []
     for relation in relations:
-        if not any(_is_alike(relation, earlier) for earlier in out):
+        if not any(is_alike(relation, earlier) for earlier in out):
             out.append(relation)
     return out
 
 
-def _is_alike(one: Relation, other: Relation) -> bool:
+def is_alike(one: Relation, other: Relation) -> bool:
+    """Whether a question for one relation might be taken to ask for the other."""
     return one.key == other.key or not one.names.isdisjoint(other.names)
 
 
