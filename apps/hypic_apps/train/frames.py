@@ -137,7 +137,9 @@ def of_way(way: str, value: str) -> tuple[Sequence[str], Sequence[str]]:
         return known[way]
     be, _, preposition = way.partition(" ")
     if be not in ("is", "was") or not preposition:
-        raise ValueError(f"no way {way!r} to tell a relation; there are by, does, many, how, 'is in', 'was in' and so on.")
+        raise ValueError(
+            f"no way {way!r} to tell a relation; there are by, does, many, how, 'is in', 'was in' and so on."
+        )
     word = value in PLACES or value in TIMES
     said, asked = ([t.replace("{be}", be) for t in templates] for templates in (IS_SAID, IS_ASKED))
     return said, [t for t in asked if word or "{q}" not in t.lower()]

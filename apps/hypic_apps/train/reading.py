@@ -33,9 +33,11 @@ DOER = re.compile(
     r"composed|painted|directed|introduced|proposed|proved|described|published|defeated|conquered|established|ruled|"
     r"commanded|married|succeeded|explored|coined|created|starred|produced|signed|declared|launched)(?! (?:as|by|with)\b) .+)"
 )
-POINTING = re.compile(r"\b(?:[Ii]ts?|[Hh]is|[Hh]ers?|[Tt]heirs?|[Tt]his|[Tt]hese|[Tt]hose|[Tt]hey|[Ss]he|[Hh]e|them|him)\b")
+POINTING = re.compile(
+    r"\b(?:[Ii]ts?|[Hh]is|[Hh]ers?|[Tt]heirs?|[Tt]his|[Tt]hese|[Tt]hose|[Tt]hey|[Ss]he|[Hh]e|them|him)\b"
+)
 DONE_BY = re.compile(rf"^(was|were) ((?!in\b)\w+(?:ed|en|wn|lt|un)\b(?: [^,;.()]{{1,40}}?)?) by {NAME}")
-HOW_MANY = re.compile(r"\b(?:has|had|have|contains|includes) (?:about |over |around |nearly |more than )?(\d[\d,.]*(?: million| billion)?|two|three|four|five|six|seven|eight|nine|ten|twelve) ([a-z]{3,}(?: [a-z]+)?s)\b(?! of the)")  # fmt: skip # noqa: E501
+HOW_MANY = re.compile(r"\b(?:has|had|have|contains|includes) (?:about |over |around |nearly |more than )?(\d[\d,.]*(?: million| billion)?|two|three|four|five|six|seven|eight|nine|ten|twelve) ([a-z]{3,}(?: [a-z]{3,})?s)\b(?! of the)")  # fmt: skip # noqa: E501
 GAP = re.compile(rf"\b(\d{{4}}|\d[\d,]*\d(?:\.\d+)?(?: million| billion)?)\b(?![.,]?\d)|(?<=[a-z,] ){NAME}")
 GAP_FORMS = (
     "Fill the gap: {}", "What stands in the gap? {}", "Complete: {}", "Which words are missing? {}", "{} What is ___?",
@@ -98,7 +100,9 @@ def _of_others(sentence: str, name: str, r: Random) -> Iterator[Ask]:
     if doer and doer.group(1) != name and not POINTING.search(doer.group(2)):
         clause = clip(doer.group(2))
         if 3 < len(clause.split()) < 22 and clause.count('"') % 2 == 0 and not CUT.search(clause):
-            yield Ask("natural", r.choice(("Who {}?", "Who {}?", "Tell me who {}.", "who {}")).format(clause), doer.group(1))
+            yield Ask(
+                "natural", r.choice(("Who {}?", "Who {}?", "Tell me who {}.", "who {}")).format(clause), doer.group(1)
+            )
 
 
 def _when(preposition: str, r: Random) -> str:

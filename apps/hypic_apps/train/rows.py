@@ -19,7 +19,7 @@ from hypic_apps.train.names import Names
 from hypic_apps.train.library import Library
 from hypic_apps.train.passages import Ask, Fact, Passage
 from hypic_apps.train.render import Encoder, Piece, Row, Turn, Weights, conversation
-from hypic_apps.train.scenes import LISTS, documents, key_facts, updates, wording
+from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
 from hypic_apps.train.schema import Schema
 from hypic_apps.train.thesaurus import Thesaurus
 from hypic_apps.train.world import IMPLIED, NOT_STATED, UNINVENTED, World, is_alike
@@ -128,8 +128,7 @@ class Rows:
         passages += self.library.passages(real, r) if real else []
         r.shuffle(passages)
         if kind == "lists":
-            passages = passages[:MOST_LISTED]
-            return passages, [key_facts(passages, wording(LISTS, world, r))]
+            return passages[:MOST_LISTED], []
         asks = [a for p in passages for a in p.asks]
         extra = world.training_asks(len(asks)) if world.facts and stage.num_tokens > 512 else []
         if real and r.random() < ABSENT:
@@ -142,11 +141,14 @@ class Rows:
         number = max(1, round(r.randint(*stage.passages) * min(1.0, share + 0.1)))
         passages, asks = self.context(kind, number, stage, r)
         known = dict(zip(texts := [p.text for p in passages], self.encoder.texts(texts), strict=True))
-        kept = passages[: _fitting([known[text] for text in texts], room * r.uniform(0.5, 0.85))]
+        most = r.uniform(0.35, 0.6) if kind == "lists" else r.uniform(0.5, 0.85)
+        kept = passages[: _fitting([known[text] for text in texts], room * most)]
+        if kind == "lists":
+            asks = [key_facts(kept, r.choice(LISTS[:-1]))]
         left_out = [a for p in passages[len(kept) :] for a in p.asks]
         whole = len(kept) == len(passages)
         told = {id(fact) for p in kept for fact in p.facts}
-        questions = [a for a in asks if a not in left_out and (whole or _is_answered(a, told))]
+        questions = [a for a in asks if a not in left_out and (whole or kind == "lists" or _is_answered(a, told))]
         if not whole and stage.num_tokens > 512:
             questions += unanswered(left_out, kept, r)
         if not questions:

@@ -6,6 +6,7 @@ world share kinds, relations and family names. The generator is a function of it
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -318,7 +319,7 @@ def first_sentence(text: str) -> str:
 
 def _joined(template: str, first: Fact, noun: str) -> str:
     bridge = f"the {noun} of {_named(first)}"
-    return capitalise(template.replace("the {s}", "{s}").replace("{s}", bridge))
+    return capitalise(re.sub(r"\b[Tt]he \{s\}", "{s}", template).replace("{s}", bridge))
 
 
 def _named(fact: Fact) -> str:
