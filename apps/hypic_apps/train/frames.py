@@ -14,10 +14,12 @@ NOUN_SAID = (
     "As {n}, {s} has {o}.", "For {s}, the {n} is given as {o}.", "The {n} given for {s} is {o}.",
     "{s} is listed with the {n} {o}.", "The {n} of {s} was changed to {o}.", "{s} ({n}: {o}) is on the list.",
     "Everybody knows that the {n} of {s} is {o}.", "In the case of {s}, {o} is the {n}.",
-    "The list names {o} as the {n} of {s}.", "The {n} entered for {s} reads {o}.", "{s}, whose {n} is {o}, is well known.",
+    "The list names {o} as the {n} of {s}.", "The {n} entered for {s} reads {o}.",
+    "{s}, whose {n} is {o}, is well known.",
     "Under {n}, the entry for {s} says {o}.", "When asked for the {n} of {s}, people say {o}.", "{n} of {s}: {o}.",
     "It is {o} that is the {n} of {s}.", "{s} still has {o} as {n}.", "The {n}, in the case of {s}, is {o}.",
-    "With {o} as {n}, {s} made the news.", "The current {n} of {s} is {o}.", "{o}, the {n} of {s}, has often been named.",
+    "With {o} as {n}, {s} made the news.", "The current {n} of {s} is {o}.",
+    "{o}, the {n} of {s}, has often been named.",
     "At the time of writing, the {n} of {s} was {o}.", "The {n} of {s} has been {o} for some time.",
     "What is called the {n} of {s} is {o}.", "{s} is best introduced by the {n}, {o}.", "{o} became the {n} of {s}.",
     "There is general agreement that the {n} of {s} is {o}.", "Our records show {o} as the {n} of {s}.",
@@ -38,7 +40,8 @@ NOUN_ASKED = (
 NOUN_ASKED_BY_KIND = (
     "{Q} is the {n} of {s}?", "{Q} is {s}'s {n}?", "Which {which} is the {n} of {s}?", "Tell me {q} the {n} of {s} is.",
     "Do you know {q} {s}'s {n} is?", "The {n} of {s} is {q}?", "Can you tell me {q} the {n} of {s} is?",
-    "I wonder {q} the {n} of {s} is.", "Which {which} is named as the {n} of {s}?", "Which {which} does {s} have as {n}?",
+    "I wonder {q} the {n} of {s} is.", "Which {which} is named as the {n} of {s}?",
+    "Which {which} does {s} have as {n}?",
 )  # fmt: skip
 NOUN_BACK = ("What has {o} as {n}?", "Whose {n} is {o}?", "{o} is the {n} of what?", "Which of them has the {n} {o}?")
 BY_SAID = (
@@ -46,7 +49,8 @@ BY_SAID = (
     "{s} has been {en} by {o}.", "The one who {ed} {s} is {o}.", "{o} has {en} {s}.", "{s} is {en} by {o}.",
     "{o}, who {ed} {s}, did not want to comment.", "People know {o} as the one who {ed} {s}.", "{o} {es} {s}.",
     "{en} by {o}, {s} has made its way.", "Nobody but {o} {ed} {s}.", "{s} was at last {en} by {o}.",
-    "At first nobody wanted to {v} {s}; {o} did.", "{o} was asked to {v} {s}.", "{s}, which {o} {ed}, is much talked about.",
+    "At first nobody wanted to {v} {s}; {o} did.", "{o} was asked to {v} {s}.",
+    "{s}, which {o} {ed}, is much talked about.",
 )  # fmt: skip
 BY_ASKED = (
     "Who {ed} {s}?", "By whom was {s} {en}?", "Who was {s} {en} by?", "Tell me who {ed} {s}.", "Who {es} {s}?",
@@ -62,7 +66,8 @@ DOES_SAID = (
 )  # fmt: skip
 DOES_ASKED = (
     "{Q} does {s} {v}?", "{Q} did {s} {v}?", "Tell me {q} {s} {es}.", "Do you know {q} {s} {es}?", "{s} {es} {q}?",
-    "{Q} is {s} said to {v}?", "I would like to know {q} {s} {es}.", "Can you tell me {q} {s} {ed}?", "{q} does {s} {v}",
+    "{Q} is {s} said to {v}?", "I would like to know {q} {s} {es}.", "Can you tell me {q} {s} {ed}?",
+    "{q} does {s} {v}",
     "I'm reading about {s}. {Q} does it {v}?", "{Q} has {s} {en}?",
 )  # fmt: skip
 IS_SAID = (
@@ -73,7 +78,8 @@ IS_SAID = (
 )  # fmt: skip
 IS_ASKED = (
     "{Q} {be} {s} {w}?", "Tell me {q} {s} {be} {w}.", "{s} {be} {w} {q}?", "Do you know {q} {s} {be} {w}?",
-    "{P} which {which} {be} {s} {w}?", "I wonder {q} {s} {be} {w}.", "{P} what {which} {be} {s} {w}?", "{q} {be} {s} {w}",
+    "{P} which {which} {be} {s} {w}?", "I wonder {q} {s} {be} {w}.", "{P} what {which} {be} {s} {w}?",
+    "{q} {be} {s} {w}",
     "Can you tell me {q} {s} {be} {w}?", "Which {which} {be} {s} {w} {p}?", "I'm reading about {s}. {Q} {be} it {w}?",
     "{Q} was it that {s} {be} {w}?", "{s} {w} {p} which {which}?",
 )  # fmt: skip
@@ -92,6 +98,25 @@ HOW_SAID = ("{s} is {o} {w}.", "{s}, {o} {w}, stands out.", "{s} proved to be {o
 HOW_ASKED = (
     "How {w} is {s}?", "Tell me how {w} {s} is.", "Do you know how {w} {s} is?", "how {w} is {s}", "{s} is how {w}?",
     "How {w} exactly is {s}?", "Can you tell me how {w} {s} is?", "I'm reading about {s}. How {w} is it?",
+)  # fmt: skip
+# What a sentence may begin or end with that says nothing.
+FRAMES = (
+    "It is known that {}", "It is said that {}", "As far as we know, {}", "People say that {}", "It turns out that {}",
+    "We have learned that {}", "As everybody knows, {}", "To be exact, {}", "By all accounts, {}", "In short, {}",
+    "It should be noted that {}", "The report says that {}", "A note in the file says: {}", "As the press wrote, {}",
+    "Let us add that {}", "Visitors are told that {}", "It has been confirmed that {}", "Some of you have asked: {}",
+    "Remember that {}", "You may have heard that {}", "For the record: {}", "A reader writes that {}",
+    "In a letter it says that {}", "There is no doubt that {}", "One more thing: {}", "Since last year, {}",
+    "Although few people know it, {}", "As a neighbour told us, {}", "On a different note, {}", "Meanwhile, {}",
+    "What is certain is that {}", "It is an open secret that {}", "Contrary to rumours, {}", "All the same, {}",
+    "According to an old friend, {}", "After some discussion it became clear that {}", "In other words, {}",
+    "If the papers are right, {}", "Unlike many others, {}", "As the website puts it, {}", "By the way, {}",
+)  # fmt: skip
+TAILS = (
+    ", as the records show.", ", and that has not changed since.", ", which surprised some.", ", so the papers say.",
+    ", though hardly anybody noticed.", ", among other things.", ", if the sources are right.", ", as is well known.",
+    ", to the delight of many.", " (see below).", ", as an article explains.",
+    ", and everybody seems to be happy with it.",
 )  # fmt: skip
 # For every kind of value: how one asks for it, and what it is.
 PLACES = {"city": "city", "country": "country", "stadium": "place", "room": "room", "college": "university"}

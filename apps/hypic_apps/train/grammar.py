@@ -124,8 +124,8 @@ def _allowed(templates: Sequence[str], kept: frozenset[str]) -> tuple[str, ...]:
 def wordings(value: str, phrases: Phrases, article: str) -> tuple[list[str], list[str]]:
     """Statements and questions out of phrases; ``article`` stands before the thing in the midst of a sentence."""
     open_ends = {"{s}": article + "{s}", **frames.words_of(value)}
-    said = [t for t in _fill(frames.NOUN_SAID, [{**open_ends, "{n}": n} for n in phrases.nouns])]
-    asked = [t for t in _fill(frames.noun_asked(value), [{**open_ends, "{n}": n} for n in phrases.nouns])]
+    said = _fill(frames.NOUN_SAID, [{**open_ends, "{n}": n} for n in phrases.nouns])
+    asked = _fill(frames.noun_asked(value), [{**open_ends, "{n}": n} for n in phrases.nouns])
     for way, words in phrases.ways:
         statements, questions = frames.of_way(way, value)
         slots = [{**open_ends, **verb(word), "{p}": way.split(" ")[-1]} for word in words]

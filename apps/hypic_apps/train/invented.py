@@ -72,7 +72,7 @@ class Inventor:
         self.verbs = [verb for verb in _words(glosses, "v") if not verb.endswith(("ed", "ing")) and is_regular(verb)]
         self.known_nouns = [(e.word, found) for e in synonyms if (found := _other_nouns(e)) and e.word not in without]
         self.agents = [(e.word, found) for e in synonyms if (found := _agents(e))]
-        self.known_verbs = [(e.word, *found) for e in synonyms if any(found := _other_verbs(e))]
+        self.known_verbs = [(e.word, *words) for e in synonyms if any(words := _other_verbs(e))]
 
     @property
     def has_words(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from hypic_apps.train.frames import FRAMES, TAILS
 from hypic_apps.train.schema import Relation, Split
 
 
@@ -82,23 +83,6 @@ GRAMMAR = frozenset(
     "whom whose what when where how why much many long does do did can could you me i it's as not no".split()
 )
 EXCHANGED_SENTENCES, EXCHANGED_QUESTIONS, FRAMED = 0.10, 0.04, 0.12
-FRAMES = (
-    "It is known that {}", "It is said that {}", "As far as we know, {}", "People say that {}", "It turns out that {}",
-    "We have learned that {}", "As everybody knows, {}", "To be exact, {}", "By all accounts, {}", "In short, {}",
-    "It should be noted that {}", "The report says that {}", "A note in the file says: {}", "As the press wrote, {}",
-    "Let us add that {}", "Visitors are told that {}", "It has been confirmed that {}", "Some of you have asked: {}",
-    "Remember that {}", "You may have heard that {}", "For the record: {}", "A reader writes that {}",
-    "In a letter it says that {}", "There is no doubt that {}", "One more thing: {}", "Since last year, {}",
-    "Although few people know it, {}", "As a neighbour told us, {}", "On a different note, {}", "Meanwhile, {}",
-    "What is certain is that {}", "It is an open secret that {}", "Contrary to rumours, {}", "All the same, {}",
-    "According to an old friend, {}", "After some discussion it became clear that {}", "In other words, {}",
-    "If the papers are right, {}", "Unlike many others, {}", "As the website puts it, {}", "By the way, {}",
-)  # fmt: skip
-TAILS = (
-    ", as the records show.", ", and that has not changed since.", ", which surprised some.", ", so the papers say.",
-    ", though hardly anybody noticed.", ", among other things.", ", if the sources are right.", ", as is well known.",
-    ", to the delight of many.", " (see below).", ", as an article explains.", ", and everybody seems to be happy with it.",
-)  # fmt: skip
 # Shares, in training, of wordings out of phrases, and of neighbouring sentences made one.
 MORE_SAID, MORE_ASKED, JOINED = 0.35, 0.35, 0.15
 
@@ -121,9 +105,9 @@ def framed(template: str, r: Random) -> str:
 
 
 BEGIN_SMALL = frozenset(
-    "The It In At For As With From Under She He By Our My Some There When What Where Nobody On After Although People An A "
-    "All That This These Those If One Two Three Every Everybody Everyone Records Behind Once To Since According Because "
-    "During Before They We You Its Her His Who Whoever Anyone Most Many Both Born Founded".split()
+    "The It In At For As With From Under She He By Our My Some There When What Where Nobody On After Although People "
+    "An A All That This These Those If One Two Three Every Everybody Everyone Records Behind Once To Since According "
+    "Because During Before They We You Its Her His Who Whoever Anyone Most Many Both Born Founded".split()
 )
 
 
@@ -288,3 +272,15 @@ def _notice(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str
     opening = r.choice(["Dear all,\n", "Hello,\n", "News: ", "For your information: ", "Memo\n\n", "Good morning,\n"])
     closing = r.choice(["", "", "\nKind regards", "\nBest wishes", " " + r.choice(filler) if filler else ""])
     return opening + lines + closing
+
+
+def first_sentence(text: str) -> str:
+    """The text up to the end of its first sentence or line."""
+    line = next(part for part in text.split("\n") if part)
+    end = line.find(". ")
+    return line if end < 0 else line[: end + 1]
+
+
+def named(fact: Fact) -> str:
+    """The subject as it stands within a sentence: some kinds take an article."""
+    return ("the " if "the {s}" in fact.relation.questions[0] else "") + fact.subject

@@ -1,8 +1,7 @@
 """More questions on encyclopedia summaries, for training alone: sentence by sentence, where the form makes it safe.
 
-A sentence whose subject is the article's own thing, by name or pronoun, is turned into a question for the thing, for the
-year or the person it names, or gets a gap. The answer always stands in the text. A form that no rule knows is passed
-over.
+A sentence whose subject is the article's own thing, by name or pronoun, is turned into a question for the thing, for
+the year or the person it names, or gets a gap. The answer always stands in the text; what no rule knows is passed over.
 """
 
 from __future__ import annotations
@@ -24,14 +23,17 @@ VERB = (
     r"(?!need|speed|indeed)[a-z]{3,}ed)"
 )
 PREDICATE = re.compile(rf"^({VERB}\b .+)")
-DID_IN = re.compile(r"^(was|were) ((?!in\b)\w+(?:ed|en|wn|lt|ld|nt|un|de|id)\b(?: [^,;.()]{1,60}?)?) (in|on) (DATE|\d{4})\b".replace(
-    "DATE", r"(?:\d{1,2} )?(?:January|February|March|April|May|June|July|August|September|October|November|December)(?: \d{1,2},?)? \d{4}"
-))  # fmt: skip
+MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+DATE = rf"(?:(?:\d{{1,2}} )?{MONTH}(?: \d{{1,2}},?)? )?\d{{4}}"
+DID_IN = re.compile(
+    rf"^(was|were) ((?!in\b)\w+(?:ed|en|wn|lt|ld|nt|un|de|id)\b(?: [^,;.()]{{1,60}}?)?) (in|on) ({DATE})\b"
+)
 OTHER_DID_IN = re.compile(r"^([A-Z][^,;.()]{3,60}?) " + DID_IN.pattern[1:])
 DOER = re.compile(
     rf"^(?!The |In |On |At |By ){NAME} ((?:became|won|wrote|led|discovered|founded|invented|developed|designed|built|"
     r"composed|painted|directed|introduced|proposed|proved|described|published|defeated|conquered|established|ruled|"
-    r"commanded|married|succeeded|explored|coined|created|starred|produced|signed|declared|launched)(?! (?:as|by|with)\b) .+)"
+    r"commanded|married|succeeded|explored|coined|created|starred|produced|signed|declared|launched)"
+    r"(?! (?:as|by|with)\b) .+)"
 )
 POINTING = re.compile(
     r"\b(?:[Ii]ts?|[Hh]is|[Hh]ers?|[Tt]heirs?|[Tt]his|[Tt]hese|[Tt]hose|[Tt]hey|[Ss]he|[Hh]e|them|him)\b"

@@ -15,14 +15,15 @@ import numpy as np
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grammar import enriched
 from hypic_apps.train.invented import Inventor
-from hypic_apps.train.names import Names
 from hypic_apps.train.library import Library
+from hypic_apps.train.names import Names
 from hypic_apps.train.passages import Ask, Fact, Passage
 from hypic_apps.train.render import Encoder, Piece, Row, Turn, Weights, conversation
 from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
 from hypic_apps.train.schema import Schema
 from hypic_apps.train.thesaurus import Thesaurus
-from hypic_apps.train.world import IMPLIED, NOT_STATED, UNINVENTED, World, is_alike
+from hypic_apps.train.variety import UNINVENTED, is_alike
+from hypic_apps.train.world import IMPLIED, NOT_STATED, World
 
 SYSTEMS = (
     "You answer from the passages.", "Answer the question with words from the text.", "You are a helpful assistant.",
@@ -178,7 +179,7 @@ class Rows:
 
 
 def _is_answered(ask: Ask, told: set[int]) -> bool:
-    """Whether a question can be asked of a context of which passages were left out; ``told`` are the ids of its facts."""
+    """Whether a context of which passages were left out can be asked so; ``told`` are the ids of its facts."""
     if ask.kind in NEED_FACTS:
         return all(id(fact) in told for fact in ask.about)
     return ask.kind not in NEED_ALL

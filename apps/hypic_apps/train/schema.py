@@ -19,9 +19,9 @@ FOLDER = Path(__file__).parent / "relations"
 class Relation:
     """One relation of a kind of thing; ``value`` names a kind of value in ``names.py`` or ``choices`` holds them.
 
-    An ``invented`` relation is for training alone, so all its wordings are. ``more_said`` and ``more_asked`` are made by
-    ``grammar.py``, for training too; ``names`` are words that may stand for the relation, ``nouns`` those
-    of them that stand in the place of ``noun``.
+    An ``invented`` relation is for training alone, so all its wordings are. ``more_said`` and ``more_asked`` are made
+    by ``grammar.py``, for training too; ``names`` are words that may stand for the relation, ``nouns`` those of them
+    that stand in the place of ``noun``.
     """
 
     key: str

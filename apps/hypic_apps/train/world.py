@@ -12,9 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from hypic_apps.train import variety
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
-from hypic_apps.train.passages import Ask, Fact, Passage, ask, asked, capitalise, sentences, side_by_side, table, write
+from hypic_apps.train.passages import (
+    Ask,
+    Fact,
+    Passage,
+    ask,
+    asked,
+    capitalise,
+    first_sentence,
+    named,
+    sentences,
+    write,
+)
 from hypic_apps.train.schema import Relation, Schema, Split
 
 # relations of which another thing's passage may tell, so their absence cannot be asked for
@@ -23,14 +35,6 @@ KINDS = {
     "person": 5, "company": 4, "city": 3, "country": 3, "product": 3, "handbook": 2, "project": 3, "meeting": 2,
     "task": 2, "museum": 2, "book": 2, "film": 2, "festival": 1, "river": 1, "mountain": 1, "animal": 2, "club": 1,
 }  # fmt: skip
-
-
-# Shares, in training: of things with invented relations, and of passages that go on from an earlier one.
-INVENTED, BRIDGED = 0.3, 0.5
-# In training too: of things whose facts are of one kind of value, of passages about several things, of passages that
-# name a thing they are not about, and of relations that only training has.
-RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
-UNINVENTED = ("task", "handbook", "meeting")
 
 
 @dataclass
@@ -80,34 +84,8 @@ class World:
         }:
             chosen = [x for x in chosen if x.key != "lifespan"]
         if self.split == "train":
-            chosen = self.varied(kind, chosen, most)
+            chosen = variety.varied(self, kind, chosen, most)
         return [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
-
-    def varied(self, kind: str, chosen: Sequence[Relation], most: int) -> list[Relation]:
-        """The relations with some exchanged for ones that only training has: further ones, invented ones, and now and
-        then several of one kind of value, so that only the words tell them apart."""
-        out = [self.further(kind) if self.r.random() < FURTHER else x for x in chosen]
-        if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
-            place = self.r.randint(0, len(out))
-            out[place : place + self.r.randint(0, 1)] = [
-                self.inventor.relation(self.r, _article(kind)) for _ in range(self.r.randint(1, 2))
-            ]
-        if most > 3 and self.r.random() < RIVALS:
-            out += self.rivals(kind, self.r.choice(out).value)
-        return _told_apart(out)
-
-    def further(self, kind: str) -> Relation:
-        """A relation of the kind that only training has, if there are such."""
-        every = self.relations(kind)
-        return self.r.choice([x for x in every if x.invented] or every)
-
-    def rivals(self, kind: str, value: str) -> list[Relation]:
-        """Further relations of a kind of value: of the kind of thing, or invented."""
-        found = [x for x in self.relations(kind) if x.value == value != "choice"]
-        out = self.r.sample(found, min(len(found), 2))
-        if self.inventor is not None and kind not in UNINVENTED and value != "choice" and self.r.random() < 0.6:
-            out.append(self.inventor.relation(self.r, _article(kind), value))
-        return out
 
     def value(self, kind: str, relation: Relation) -> str:
         """A value; one in five repeats a value some other thing of the world has."""
@@ -130,8 +108,8 @@ class World:
         out = []
         for _ in range(number):
             kind = self.r.choice(kinds)
-            if self.split == "train" and self.r.random() < ROSTERS and kind not in UNINVENTED:
-                out.append(self.roster(kind))
+            if self.split == "train" and self.r.random() < variety.ROSTERS and kind not in variety.UNINVENTED:
+                out.append(variety.roster(self, kind))
                 continue
             bridge = self.bridge() if self.split == "train" else None
             if bridge is not None:
@@ -143,7 +121,7 @@ class World:
     def bridge(self) -> Fact | None:
         """In training, now and then, a fact whose value is a thing that no passage is about yet: the next one will be,
         so that there are two steps to ask for."""
-        if self.r.random() >= BRIDGED:
+        if self.r.random() >= variety.BRIDGED:
             return None
         told = {fact.subject.lower() for fact in self.facts}
         open_ends = [f for f in self.facts if f.relation.value in KINDS and f.value.lower() not in told]
@@ -160,25 +138,9 @@ class World:
         if alone:
             self.used.add("handbook")
         text = write(facts, self.split, self.r, self.filler, impersonal=alone)
-        if self.split == "train" and self.r.random() < MENTIONED:
-            text += " " + self.mention()
+        if self.split == "train" and self.r.random() < variety.MENTIONED:
+            text += " " + variety.mention(self)
         asks = tuple(ask(f, self.split, self.r, impersonal=alone and self._only_handbook()) for f in facts)
-        return Passage(text, first_sentence(text), asks, tuple(facts))
-
-    def mention(self) -> str:
-        """A sentence that names some thing of this world and says nothing of it."""
-        fact = self.r.choice([f for f in self.facts if f.kind not in ("task", "handbook")] or self.facts)
-        return self.r.choice(MENTIONS).replace("{s}", _named(fact))
-
-    def roster(self, kind: str) -> Passage:
-        """A passage that tells the same one or two relations of several things, in sentences or as a table."""
-        relations = self.r.sample(self.relations(kind), self.r.randint(1, 2))
-        relations = [x for x in relations if x.key != "lifespan"] or [self.further(kind)]
-        names = [self.name(kind) for _ in range(self.r.randint(2, 4))]
-        facts = [Fact(kind, name, x, self.value(kind, x)) for name in names for x in relations]
-        self.facts += facts
-        text = table(facts, self.r) if self.r.random() < 0.4 else side_by_side(facts, self.split, self.r)
-        asks = tuple(ask(fact, self.split, self.r) for fact in facts)
         return Passage(text, first_sentence(text), asks, tuple(facts))
 
     def minutes(self) -> Passage:
@@ -255,23 +217,11 @@ class World:
         for kind, subject in self.r.sample(subjects, min(number, len(subjects))):
             missing = [x for x in self.relations(kind) if (subject, x.key) not in told and x.key not in IMPLIED]
             if self.split == "train":
-                missing = self.missing(kind, subject, missing)
+                missing = variety.missing(self, kind, subject, missing)
             if missing:
                 template = asked(self.r.choice(missing), self.split, self.r)
                 out.append(Ask("none", template.replace("{s}", subject), NOT_STATED))
         return out
-
-    def missing(self, kind: str, subject: str, relations: Sequence[Relation]) -> list[Relation]:
-        """Of relations that a thing lacks, those that none of its own could be meant by; half of the time only ones
-        that another thing has, or whose kind of value one of its own has."""
-        own = [f.relation for f in self.facts if f.subject == subject]
-        if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
-            relations = [self.inventor.relation(self.r, _article(kind))]
-        free = [x for x in relations if not any(is_alike(x, o) for o in own)]
-        others = {f.relation.key for f in self.facts if f.kind == kind}
-        values = {x.value for x in own}
-        hard = [x for x in free if x.key in others or (x.value in values and x.value != "choice")]
-        return hard if hard and self.r.random() < 0.6 else free
 
     def two_hop_asks(self, number: int) -> list[Ask]:
         """A relation of a relation, both told ("the river of the capital of X"); half want a reasoning line."""
@@ -285,62 +235,21 @@ class World:
             return [self.two_hop(first, second, think=self.r.random() < 0.72) for first, second in chosen]
         return [self.two_hop(first, second, think=number % 2 == 1) for number, (first, second) in enumerate(chosen)]
 
-    def bridging(self, first: Fact) -> str:
-        """The noun by which a question leads from a thing to its value; in training any that the relation goes by."""
-        nouns = first.relation.nouns if self.split == "train" and self.r.random() < 0.3 else ()
-        return self.r.choice(nouns) if nouns else first.relation.noun
-
     def two_hop(self, first: Fact, second: Fact, *, think: bool) -> Ask:
         """The question that joins two facts; with ``think`` the answer states both before it answers."""
-        joint = _joined(asked(second.relation, self.split, self.r), first, self.bridging(first))
+        joint = _joined(asked(second.relation, self.split, self.r), first, variety.bridging(self, first))
         if not think:
             return Ask("2hop", joint, second.value, (first, second))
-        steps = f"The {first.relation.noun} of {_named(first)} is {first.value}. "
-        steps += f"The {second.relation.noun} of {_named(second)} is {second.value}."
+        steps = f"The {first.relation.noun} of {named(first)} is {first.value}. "
+        steps += f"The {second.relation.noun} of {named(second)} is {second.value}."
         return Ask("2hop_think", f"{joint} {THINK}", f"{steps}\n{FINALLY} {second.value}", (first, second))
 
 
-MENTIONS = (
-    "More about {s} on another page.", "See also the notes on {s}.", "The same was asked about {s}.",
-    "There is no connection with {s}.", "The next page is about {s}.", "Readers of this page also looked for {s}.",
-    "Compare the entry on {s}.", "{s}, on the other hand, is another matter.", "We will come back to {s} later.",
-)  # fmt: skip
 NOT_STATED = "not stated"
 THINK = 'Reason in one line, then write "Answer:" and the answer.'
 FINALLY = "Answer:"
 
 
-def first_sentence(text: str) -> str:
-    """The text up to the end of its first sentence or line."""
-    line = next(part for part in text.split("\n") if part)
-    end = line.find(". ")
-    return line if end < 0 else line[: end + 1]
-
-
 def _joined(template: str, first: Fact, noun: str) -> str:
-    bridge = f"the {noun} of {_named(first)}"
+    bridge = f"the {noun} of {named(first)}"
     return capitalise(re.sub(r"\b[Tt]he \{s\}", "{s}", template).replace("{s}", bridge))
-
-
-def _named(fact: Fact) -> str:
-    """The subject as it stands within a sentence: some kinds take an article."""
-    return ("the " if "the {s}" in fact.relation.questions[0] else "") + fact.subject
-
-
-def _told_apart(relations: Sequence[Relation]) -> list[Relation]:
-    """The relations without any that goes by a name of an earlier one: a question could mean both."""
-    out: list[Relation] = []
-    for relation in relations:
-        if not any(is_alike(relation, earlier) for earlier in out):
-            out.append(relation)
-    return out
-
-
-def is_alike(one: Relation, other: Relation) -> bool:
-    """Whether a question for one relation might be taken to ask for the other."""
-    return one.key == other.key or not one.names.isdisjoint(other.names)
-
-
-def _article(kind: str) -> str:
-    """The article that names of a kind take within a sentence."""
-    return "the " if kind in ("river", "animal", "product") else ""
