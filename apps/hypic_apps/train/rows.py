@@ -150,7 +150,7 @@ class Rows:
         whole = len(kept) == len(passages)
         told = {id(fact) for p in kept for fact in p.facts}
         questions = [a for a in asks if a not in left_out and (whole or kind == "lists" or _is_answered(a, told))]
-        if not whole and stage.num_tokens > 512:
+        if not whole and kind != "lists" and stage.num_tokens > 512:
             questions += unanswered(left_out, kept, r)
         if not questions:
             return self._block(kind, stage, room, system, r)
