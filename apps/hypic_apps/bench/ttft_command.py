@@ -37,9 +37,11 @@ hypic bench ttft
 hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --segment-tokens 256
 hypic bench ttft --geometry qwen3.5-4b --peer transformers --save ttft.json
 hypic bench ttft --geometry qwen3.5-4b --arms warm --runs 3 --profile warm.txt
+hypic bench ttft --geometry qwen3.5-4b --deterministic
 """
 DETAILS = """Every repetition has new documents. Floors are what this chip could do at best,
-from its matrix rate and bandwidth measured at the start."""
+from its matrix rate and bandwidth measured at the start. With --deterministic every
+arm but prefix is measured both ways, and what it costs is printed."""
 LONGEST_PROMPT = 100_000
 
 
@@ -84,8 +86,10 @@ def run(args: argparse.Namespace) -> int:
     made, settings = geometry(args.geometry), engine_settings(args)
     device = device_of_settings(settings)
     shapes, left_out = cells(args, device, made)
-    plan = Plan([arm for arm in ARMS if arm in {*args.arms, *args.peer}], args.runs, args.warmup, args.budget,
-                args.decode_tokens)  # fmt: skip
+    arms = [arm for arm in ARMS if arm in {*args.arms, *args.peer}]
+    if settings.pop("deterministic", False):
+        arms += [ttft.TWINS[arm] for arm in arms if arm in ttft.TWINS]
+    plan = Plan(arms, args.runs, args.warmup, args.budget, args.decode_tokens)
     told = _peer(args, made, device, settings, shapes)
     limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     longest = max(shape.num_tokens for shape in shapes)
@@ -241,6 +245,8 @@ def _remarks(result: dict[str, Any]) -> list[str]:
         if gains is not None and gains["cells"] > 1:
             lines.append(f"warm over {against}: geometric mean of {gains['cells']} cells {number(gains['mean'])}, "
                          f"smallest {number(gains['smallest'])}")  # fmt: skip
+    for arm, cost in result["deterministic_over_plain"].items():
+        lines.append(f"deterministic over plain, {arm}: {number(cost['mean'])}, largest {number(cost['largest'])}")
     for arm, cost in result["ms_per_segment"].items():
         lines.append(f"one more segment, {arm}: {cost:.3f} ms")
     lines += [f"failed: {reason}" for reason in result["failed"]]

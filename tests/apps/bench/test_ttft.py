@@ -16,7 +16,7 @@ import torch
 
 from hypic.engine import models
 from hypic.types import CacheReport, Policy, SegmentReport
-from hypic_apps.bench import trace, ttft
+from hypic_apps.bench import trace, ttft, ttft_command
 from hypic_apps.bench.floors import Counts, Limits, load_of
 from hypic_apps.bench.geometries import geometry, known
 from hypic_apps.bench.prompts import IdsSource, Shape, shuffled
@@ -51,6 +51,52 @@ def test_records_hold_every_arm(capsys: pytest.CaptureFixture[str]) -> None:
         assert record["floor_ms"] > 0 and record["floor_ratio"] > 1
         assert record["total_ms_1024"] > record["total_ms_256"] > record["ttft_ms_p50"]
     assert all(result[name] for name in ("date", "command", "hardware", "versions", "limits"))
+
+
+def test_what_determinism_costs_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every arm but prefix, both ways on the same documents; deterministic ones run the same tokens."""
+    result = bench(capsys, "--deterministic")
+    found = by_arm(result)
+    assert list(found) == [*ttft.ARMS, *ttft.TWINS.values()]
+    for arm, twin in ttft.TWINS.items():
+        assert found[twin]["computed_tokens"] == found[arm]["computed_tokens"]
+        assert found[twin]["floor_ms"] == found[arm]["floor_ms"] and "times_plain" not in found[arm]
+        cost = found[twin]["ttft_ms_p50"] / found[arm]["ttft_ms_p50"]
+        assert found[twin]["times_plain"] == pytest.approx(cost)
+        assert result["deterministic_over_plain"][arm]["largest"] == pytest.approx(cost)
+        assert f"deterministic over plain, {arm}: " in ttft_command.text(result)
+    assert found["warm-deterministic"]["gap_ms"] != found["warm"]["gap_ms"]
+    assert bench(capsys, "--arms", "warm")["deterministic_over_plain"] == {}
+
+
+def test_prefix_and_warm_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before a prefix request is run only as far as its orders agree, which reuses the same."""
+    grid = ("--segments", "1,4", "--arms", "prefix,warm", "--decode-tokens", "0")
+    result, orders = bench(capsys, *grid), [shuffled(range(4), n) for n in range(2)]
+    assert [(r["num_segments"], r["arm"]) for r in result["records"]] == [
+        (1, "prefix"), (1, "warm"), (4, "prefix"), (4, "warm")]  # fmt: skip
+    assert result["warm_over_prefix"]["cells"] == 2
+    text = ttft_command.text(result)
+    assert "warm over prefix: geometric mean of 2 cells" in text and "floor ratio" in text
+    assert all(order[0] != 0 for order in orders[1:]), "the last repetition reuses nothing"
+    heads = {r["num_segments"]: r["computed_tokens"] for r in result["records"] if r["arm"] == "prefix"}
+    assert heads == {1: 8, 4: 4 * 48 + 8}
+
+
+@pytest.mark.parametrize("order", [[0, 1, 3, 2], [2, 0, 1, 3], [0, 1, 2, 3]])
+def test_a_prefix_cache_has_seen_all_that_it_could_reuse(order: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tokens are reused as if the whole prompt before had been run."""
+    monkeypatch.setattr(ttft, "shuffled", lambda documents, number: order)
+    shape, counts = Shape(4, 48, 8), []
+    with session(geometry("tiny"), {"memory": "64MiB", "max_context": 1024}, ids=True) as built:
+        for whole in (False, True):
+            repetition = ttft.Repetition(built, shape, 0)
+            if whole:
+                pieces = repetition._pieces(range(4), "before")
+                monkeypatch.setattr(ttft.Repetition, "_before", lambda self, pieces=pieces: pieces)
+            counts.append(repetition.measure("prefix").report.reused_tokens)
+    same = next((n for n, place in enumerate(order) if n != place), 4)
+    assert counts == [48 * same] * 2
 
 
 def test_every_arm_computes_the_tokens_it_should(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +139,7 @@ def test_what_all_cells_say_together() -> None:
 
     grid = [record("warm", 4, 64, 10, 2), record("warm", 8, 64, 12, 8), record("warm", 8, 128, 90, 4)]
     found = ttft.over_cells([*grid, record("full", 4, 64, 20, 1)])
-    assert found["warm_over_full"] == {"cells": 3, "mean": pytest.approx(4), "smallest": 2}
+    assert found["warm_over_full"] == {"cells": 3, "mean": pytest.approx(4), "smallest": 2, "largest": 8}
     assert found["warm_over_prefix"] is None and found["ms_per_segment"] == {"warm": 0.5}
 
 
