@@ -46,8 +46,8 @@ class Compiled:
             return
         self.names.append(str(compiled["fn"].name))
         logger.warning(
-            "the kernel %s was compiled while a request waited for it; this is a fault of hypic, which should have used "
-            "it before it was ready: %s",
+            "the kernel %s was compiled while a request waited for it; this is a fault of hypic, which should have "
+            "used it before it was ready: %s",
             self.names[-1],
             compiled.get("repr", ""),
         )

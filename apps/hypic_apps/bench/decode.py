@@ -36,8 +36,8 @@ hypic bench decode --geometry qwen3.5-35b-a3b --batch 1,16,64 --context 16384
 hypic bench decode --geometry qwen3.5-4b --batch 1,16 --deterministic
 """
 DETAILS = """Contexts are made up, so that no prefill is needed: one token a request and step
-is measured, against the bytes that a step must read and write. With --deterministic
-each batch is measured both ways: deterministic requests never share a step."""
+is measured, against the bytes that a step must read and write. --deterministic
+measures each batch both ways: deterministic requests never share a step."""
 HEADS = ("batch", "context", "step ms", "p90", "tokens/s", "bandwidth floor ms", "of the limit", "steps",
          "deterministic ms", "x plain")  # fmt: skip
 TAIL_TOKENS = 8
