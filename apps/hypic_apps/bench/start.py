@@ -136,10 +136,8 @@ def measure(asked: Ask) -> dict[str, Any]:
 
 def _together(built: Session, shape: Shape) -> None:
     """Requests in the same steps: some ask segments that are cached, others some that are not."""
-    source = built.source
-    prompts = [
-        source.prompt(shape, source.documents(shape, 2 + n // 2), f"together {n}")() for n in range(NUM_TOGETHER)
-    ]
+    documents: list[Sequence[Any]] = [built.source.documents(shape, 2 + n // 2) for n in range(NUM_TOGETHER)]
+    prompts = [built.source.prompt(shape, found, f"together {n}")() for n, found in enumerate(documents)]
     tasks = driving.answer_tasks(prompts, built.policy.with_(reuse="segments"), 4, f"together-{shape}")
     built.call(lambda engine: driving.drive(engine, tasks))
 

@@ -48,8 +48,8 @@ class Plan:
 
 @dataclass
 class Cell:
-    """All runs of one shape: TTFT in seconds by arm, the time between tokens by whether they are deterministic, and what
-    else was seen."""
+    """All runs of one shape: TTFT in seconds by arm, time between tokens by whether they are deterministic, and what else
+    was seen."""
 
     shape: Shape
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
