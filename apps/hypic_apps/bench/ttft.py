@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass
 class Cell:
-    """All runs of one shape: TTFT in seconds by arm, time between tokens by whether they are deterministic, and more."""
+    """All runs of one shape: TTFT in seconds by arm, time between tokens by whether they are deterministic."""
 
     shape: Shape
     ttft_s: dict[str, list[float]] = field(default_factory=dict)
