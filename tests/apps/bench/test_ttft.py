@@ -72,7 +72,7 @@ def test_what_determinism_costs_is_printed(capsys: pytest.CaptureFixture[str]) -
 def test_prefix_and_warm_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What came before a prefix request is run only as far as its orders agree, which reuses the same."""
     grid = ("--segments", "1,4", "--arms", "prefix,warm", "--decode-tokens", "0")
-    result, orders = bench(capsys, *grid), [shuffled(range(4), n) for n in range(2)]
+    result, orders = bench(capsys, *grid), [shuffled([""] * 4, n) for n in range(2)]
     assert [(r["num_segments"], r["arm"]) for r in result["records"]] == [
         (1, "prefix"), (1, "warm"), (4, "prefix"), (4, "warm")]  # fmt: skip
     assert result["warm_over_prefix"]["cells"] == 2

@@ -360,7 +360,7 @@ def tried(layouts: list[Layout], head_dims: tuple[int, int]) -> list[Layout]:
 def test_every_layout_of_every_size_on_a_gpu(head_dims: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "tried", lambda layouts, head_dims: layouts)
     for precision in ("ieee", "tf32x3", "bf16x3", "bf16"):
-        test_read_on_a_gpu(head_dims, precision)  # type: ignore[arg-type]
+        test_read_on_a_gpu(head_dims, precision)
     for dtype in (F32, BF16, F16):
         test_step_on_a_gpu(head_dims, dtype)
 
