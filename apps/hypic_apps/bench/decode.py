@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         ]  # fmt: skip
         code = shown(args, {**about("decode steps, beside the bandwidth limit"), "records": records}, text)
         if args.profile:
-            write(Path(args.profile), "\n".join(_profile(built, batch, contexts[0]) for batch in args.batch))
+            write(Path(args.profile), "\n".join(_profile(built, batch, contexts[0], limits) for batch in args.batch))
     return code
 
 
@@ -162,7 +162,7 @@ def _made_up(engine: Engine, built: Session, batch: int, context: int, max_token
     return driving.answer_tasks(prompts, policy, max_tokens, f"decode{salt}")
 
 
-def _profile(built: Session, batch: int, context: int) -> str:
+def _profile(built: Session, batch: int, context: int, limits: floors.Limits) -> str:
     """Tables of one short prefill and the steps after it, driven on the engine's own thread."""
     note(f"profiling batch {batch}")
 
@@ -174,7 +174,10 @@ def _profile(built: Session, batch: int, context: int) -> str:
             built.synchronize()
             yield partial(_driven, tasks)
 
-    head = f"batch {batch}, context {context}: {TAIL_TOKENS} tokens each, then {PROFILED_TOKENS - 1} steps"
+    counts = floors.Counts.of(built.runner.model)
+    load = floors.decode_load(batch, context, counts.layout)
+    head = f"batch {batch}, context {context}: {TAIL_TOKENS} tokens each, then {PROFILED_TOKENS - 1} steps\n"
+    head += f"of one step, {floors.rooms_text(load, counts, limits)}"
     return f"{head}\n{profile.take(requests(), built.call, built.device)}"
 
 

@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         if args.plot and found["records"]:
             plots.ttft(found["records"], Path(args.plot))
         if args.profile:
-            write(Path(args.profile), "\n".join(_profile(built, shapes[0], arm) for arm in args.profile_arm))
+            write(Path(args.profile), "\n".join(_profile(built, shapes[0], arm, limits) for arm in args.profile_arm))
     return code
 
 
@@ -192,7 +192,7 @@ def _measured(
     return [cell]
 
 
-def _profile(built: Session, shape: Shape, arm: str) -> str:
+def _profile(built: Session, shape: Shape, arm: str, limits: floors.Limits) -> str:
     """Requests of an arm, prepared as when they are measured, driven on the engine's own thread; their tables."""
     note(f"profiling {arm}")
 
@@ -203,7 +203,10 @@ def _profile(built: Session, shape: Shape, arm: str) -> str:
             built.synchronize()
             yield partial(_drive, pieces, policy, f"profiled-{repeat}")
 
-    head = f"{arm}, {shape.num_segments} x {shape.segment_tokens} + {shape.tail_tokens} tokens"
+    counts = floors.Counts.of(built.runner.model)
+    load = floors.load_of(arm, shape, built.policy, counts.layout)
+    head = f"{arm}, {shape.num_segments} x {shape.segment_tokens} + {shape.tail_tokens} tokens\n"
+    head += floors.rooms_text(load, counts, limits)
     return f"{head}\n{profile.take(requests(), built.call, built.device)}"
 
 

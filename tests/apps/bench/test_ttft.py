@@ -16,7 +16,7 @@ import torch
 
 from hypic.engine import models
 from hypic.types import CacheReport, Policy, SegmentReport
-from hypic_apps.bench import trace, ttft, ttft_command
+from hypic_apps.bench import floors, trace, ttft, ttft_command
 from hypic_apps.bench.floors import Counts, Limits, load_of
 from hypic_apps.bench.geometries import geometry, known
 from hypic_apps.bench.prompts import IdsSource, Shape, shuffled
@@ -231,6 +231,21 @@ def test_floors_of_the_large_geometry_are_those_that_were_counted_by_hand() -> N
     assert full == pytest.approx(0.175, rel=0.02) and warm == pytest.approx(0.018, rel=0.06)
 
 
+def test_floors_by_room_of_the_large_geometry() -> None:
+    """Warm, the experts' bytes are most of all; recomputed, none is bound by bytes; together no less than the whole."""
+    counts, shape = counted("qwen3.5-35b-a3b"), Shape(16, 1024, 128)
+    loads = {arm: load_of(arm, shape, Policy(), counts.layout) for arm in ("full", "warm")}
+    full, warm = (loads[arm].by_room(counts, H200) for arm in ("full", "warm"))
+    assert warm["experts"] == pytest.approx(0.0154, rel=0.03) and max(warm, key=lambda room: warm[room]) == "experts"
+    for arm, rooms in (("full", full), ("warm", warm)):
+        assert sum(rooms.values()) >= loads[arm].seconds(counts, H200) * 0.999, arm
+    assert full["linear: lift with scan"] == pytest.approx(0.042, rel=0.05)
+    assert sum(full.values()) == pytest.approx(loads["full"].seconds(counts, H200), rel=0.01)
+    dense = counted("qwen3.5-4b")
+    assert dense.routed_weights == 0 == load_of("warm", shape, Policy(), dense.layout).by_room(dense, H200)["experts"]
+    assert "by room experts 15." in floors.rooms_text(loads["warm"], counts, H200)
+
+
 def test_few_tokens_read_few_experts() -> None:
     counts = counted("qwen3.5-35b-a3b")
     assert counts.weight_bytes(0) == counts.dense_bytes
@@ -287,7 +302,7 @@ def test_a_profile_names_rooms_and_operators(capsys: pytest.CaptureFixture[str],
     file = tmp_path / "deep" / "profile.txt"
     bench(capsys, "--arms", "warm", "--runs", "1", "--profile", str(file), "--profile-arm", "full")
     text = file.read_text()
-    assert text.startswith("full, 2 x 48 + 8 tokens") and "wall time" in text
+    assert text.startswith("full, 2 x 48 + 8 tokens\nfloors in ms: the whole ") and "wall time" in text
     before, waited, after = map(float, re.search(HOST, text).groups())  # type: ignore[union-attr]
     assert before > 0 and waited >= 0 and after > 0
     for room in ("attention", "experts", "norms", "projections", "linear: lift", "linear: scan", "linear: convolution"):
