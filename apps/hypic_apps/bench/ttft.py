@@ -57,6 +57,13 @@ class Cell:
     gap_s: dict[bool, float] = field(default_factory=dict)
     transitions_kept: float | None = None
     peak_bytes: int | None = None
+    warm_up_s: float = 0.0
+    wall_s: float = 0.0
+
+    @property
+    def measured_s(self) -> float:
+        """Seconds of all requests that were measured; the rest of ``wall_s`` prepared them."""
+        return sum(sum(times) for arm, times in self.ttft_s.items() if arm != PEER)
 
 
 @dataclass(frozen=True)
@@ -147,18 +154,20 @@ def measure(session: Session, shape: Shape, plan: Plan, progress: Callable[[str]
     Raises:
         CommandError: a run did not do what its arm says.
     """
-    cell = Cell(shape, {arm: [] for arm in plan.arms})
+    cell, begun = Cell(shape, {arm: [] for arm in plan.arms}), time.perf_counter()
     for number in range(-plan.warmup, 0):
         _repeat(Repetition(session, shape, number, "cold" in plan.arms), plan.arms, None)
         progress(f"{shape.num_segments} x {shape.segment_tokens}: warm-up")
     _reset_peak(session)
     started = time.perf_counter()
+    cell.warm_up_s = started - begun
     for number in range(plan.runs):
         _repeat(Repetition(session, shape, number, "cold" in plan.arms), plan.arms, cell)
         progress(f"{shape.num_segments} x {shape.segment_tokens}: {number + 1} of {plan.runs}")
         if time.perf_counter() - started > plan.budget_s:
             break
     _finish(session, cell, plan)
+    cell.wall_s = time.perf_counter() - begun
     return cell
 
 

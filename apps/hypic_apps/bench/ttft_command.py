@@ -124,6 +124,8 @@ def _result(
         "limits": {"matmul_tflops": limits.matmul_flops / 1e12, "copy_gb_per_s": limits.copy_bytes / 1e9},
         "tokenising": args.ids is False and made.folder is not None,
         "build_s": built.build_s,
+        "seconds": _seconds(built, measured),
+        "first_used_on_requests": [] if built.loop.compiled is None else list(built.loop.compiled.names),
         "left_out": list(left_out),
         "failed": list(failed),
         "missing_cells": num_cells - len(measured) - len(failed),
@@ -131,6 +133,13 @@ def _result(
         "peer": None if told is None else {"versions": dict(told.versions), "missing": told.missing},
         "records": records,
     }
+
+
+def _seconds(built: Session, measured: Sequence[Cell]) -> dict[str, float]:
+    """Where the time of this run went."""
+    warm_up, of_requests = sum(cell.warm_up_s for cell in measured), sum(cell.measured_s for cell in measured)
+    prepared = sum(cell.wall_s for cell in measured) - warm_up - of_requests
+    return {"building": built.build_s, "warming up": warm_up, "preparing": prepared, "measured requests": of_requests}
 
 
 def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tuple[list[Shape], list[str]]:
@@ -253,6 +262,10 @@ def _remarks(result: dict[str, Any]) -> list[str]:
     for arm, cost in result["ms_per_segment"].items():
         lines.append(f"one more segment, {arm}: {cost:.3f} ms")
     lines += [f"failed: {reason}" for reason in result["failed"]]
+    lines.append("seconds: " + ", ".join(f"{what} {number(seconds)}" for what, seconds in result["seconds"].items()))
+    if result["first_used_on_requests"]:
+        names = ", ".join(sorted(set(result["first_used_on_requests"])))
+        lines.append(f"compiled on a request's path, which is a fault: {names}")
     if kept:
         lines.append(f"transitions kept: {min(kept):.1%}")
     if result["peer"]:

@@ -51,6 +51,10 @@ def test_records_hold_every_arm(capsys: pytest.CaptureFixture[str]) -> None:
         assert record["floor_ms"] > 0 and record["floor_ratio"] > 1
         assert record["total_ms_1024"] > record["total_ms_256"] > record["ttft_ms_p50"]
     assert all(result[name] for name in ("date", "command", "hardware", "versions", "limits"))
+    assert list(result["seconds"]) == ["building", "warming up", "preparing", "measured requests"]
+    measured = sum(record["ttft_ms_p50"] * record["runs"] for record in found.values()) / 1e3
+    assert result["seconds"]["measured requests"] == pytest.approx(measured, rel=0.3)
+    assert result["seconds"]["preparing"] > 0 and result["first_used_on_requests"] == []
 
 
 def test_what_determinism_costs_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
