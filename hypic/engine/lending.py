@@ -103,7 +103,7 @@ class Lending:
     def _entry(self, engine: Engine, entry: CachedSegment, want: Want, seconds: float, was_held: bool) -> Answer:
         engine.admission.expiry.end(entry, want.expires_s)
         engine.tiers.renamed(entry)
-        message = Entry(want.nonce, self._generation, want.key, (), 0, 0, seconds, was_held, entry.expires_s)
+        message = Entry(want.nonce, self._generation, want.key, "", 0, 0, seconds, was_held, entry.expires_s)
         return Answer(message, Lent(engine, entry, self._loop))
 
     def _refusal(self, want: Want, reason: str) -> Answer:

@@ -185,7 +185,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry; its bytes follow on the transport. ``tensors`` are ``(name, type, shape)`` in their order.
+    """An entry; its bytes follow on the transport. ``tensors`` says what they are (``packing.written``).
 
     ``expires_s`` is when whoever sends it stops using it, as ``time.time()`` tells it.
     """
@@ -193,7 +193,7 @@ class Entry:
     nonce: int
     generation: int
     key: str
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    tensors: str
     num_bytes: int
     digest: int
     encode_s: float
