@@ -154,7 +154,8 @@ class Greeted:
 class Want:
     """Send the entry of a segment: from the store, or encoded now; nobody uses it from ``expires_s`` on.
 
-    ``is_trial``: it is only looked at, and not kept once it was sent.
+    ``is_trial``: it is only looked at, and not kept once it was sent. ``deterministic``: for requests that are, so it is
+    encoded in a step of its own.
     """
 
     nonce: int
@@ -167,6 +168,7 @@ class Want:
     source: str | None = None
     expires_s: float | None = None
     is_trial: bool = False
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
