@@ -167,4 +167,14 @@ def want_of(pending: Pending, is_trial: bool = False) -> Want:
     entry = pending.entry
     seam = len(entry.ids) - entry.num_cached
     labels = (entry.namespace, entry.name, entry.source)
-    return Want(pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, *labels, entry.expires_s, is_trial, entry.deterministic)
+    return Want(
+        pending.nonce,
+        pending.peer[1],
+        entry.key.hex(),
+        entry.ids,
+        seam,
+        *labels,
+        entry.expires_s,
+        is_trial,
+        entry.deterministic,
+    )

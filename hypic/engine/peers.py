@@ -69,7 +69,9 @@ class Peers:
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
         self._post, self._report = post, report
-        self._trust = Trust(canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report, me.device_kind)
+        self._trust = Trust(
+            canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report, me.device_kind
+        )
         self._connections = Connections(me, self)
         self._nonces = itertools.count(1)
         self._arrivals = Arrivals(self.counts)

@@ -106,7 +106,7 @@ def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: 
         rig.ask(documents)
         rig.forget_here()
         before, began_s = rig.counts, time.monotonic()
-        spent.append(rig.ask(documents)[0])
+        spent.append(rig.ask(documents).ttft_s)
         after = rig.counts
         nums.append(after.fetched - before.fetched)
         rates.append((after.came_bytes - before.came_bytes) / max(after.last_came_s - began_s, 1e-9) / 1e9)

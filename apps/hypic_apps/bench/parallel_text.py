@@ -75,9 +75,38 @@ def _checks(run: Result) -> str:
 
 
 def _checked(found: Result) -> str:
-    tokens, cold = ("the same" if found[key] else "OTHER" for key in ("same_tokens", "same_tokens_cold"))
-    return (
-        f"{found['workers']} workers: {tokens} tokens as one ({cold} when asked cold), {found['equal_entries']} of "
-        f"{found['segments']} entries equal bit by bit, others apart by {found['entries_differ_by']:.1e} at most; "
-        f"one worker's own, made twice, by {found['repeated_differ_by']:.1e}"
-    )
+    exact, fast, size = found["deterministic"], found["fast"], f"{found['segments']} x {found['segment_tokens']:,}"
+    own = f"; one worker's own, made twice, by {found['repeated_differ_by']:.1e}"
+    lines = [
+        f"{found['workers']} workers against one, {size} tokens: {'right' if found['is_right'] else 'WRONG'}"
+        + "".join(f", {name}" for name in found["failed"]),
+        f"  entries: {found['equal_entries']} of {found['segments']} equal bit by bit, others apart by "
+        f"{found['entries_differ_by']:.1e} at most{own if found['entries_differ_by'] else ''}",
+        f"  answer from them, in steps of the same shape: {_same(found)}",
+        f"  deterministic, {exact['entries_sent']} of {found['segments']} encoded elsewhere: {_same(exact)}",
+        f"  fast, {fast['entries_sent']} encoded elsewhere: {_parted(fast)}",
+        f"    log probabilities {fast['differs_by_nats']:.2g} nats apart; {fast['rounding_nats']:.2g} by rounding (one "
+        f"worker, other steps{_where(fast['alone_parts_at'])}); {found['allowed_nats']:.2g} are allowed",
+        f"    documents in another order: {fast['control_nats']['other_order']:.2g}; without seams: "
+        f"{fast['control_nats']['no_seam']:.2g}{'' if found['is_sharp'] else ': too near to tell in fast mode'}",
+    ]
+    return "\n".join(lines)
+
+
+def _same(found: Result) -> str:
+    """What must be equal bit by bit."""
+    if found["same_logprobs"]:
+        return "tokens and log probabilities of one worker"
+    rest = "" if found["is_repeatable"] else " (one worker's own are not the same from run to run)"
+    return f"{'tokens' if found['same_tokens'] else 'OTHER tokens'}, OTHER log probabilities{rest}"
+
+
+def _parted(fast: Result) -> str:
+    if fast["parts_at"] is None:
+        return "the same tokens"
+    nats = f"where two tokens are {fast['margin_nats']:.2g} nats apart"
+    return f"{'the same' if fast['same_first_token'] else 'another'} first token, parts at {fast['parts_at']} {nats}"
+
+
+def _where(parts_at: int | None) -> str:
+    return "" if parts_at is None else f", parts at {parts_at}"

@@ -154,8 +154,8 @@ class Greeted:
 class Want:
     """Send the entry of a segment: from the store, or encoded now; nobody uses it from ``expires_s`` on.
 
-    ``is_trial``: it is only looked at, and not kept once it was sent. ``deterministic``: for requests that are, so it is
-    encoded in a step of its own.
+    ``is_trial``: it is only looked at, and not kept once it was sent. ``deterministic``: it is for a request that is,
+    and so encoded in a step of its own.
     """
 
     nonce: int

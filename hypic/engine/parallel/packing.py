@@ -52,7 +52,7 @@ class _Run:
         return data[self.start : self.stop].view(self.dtype)
 
     def tensors(self, data: Tensor) -> Iterator[tuple[str, Tensor]]:
-        pieces = torch.split(self.region(data), self.sizes)
+        pieces = torch.split(self.region(data), list(self.sizes))
         for name, shape, count, size, piece in zip(
             self.names, self.shapes, self.numels, self.sizes, pieces, strict=True
         ):

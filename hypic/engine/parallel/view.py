@@ -31,8 +31,8 @@ State = Literal["met", "connected", "asked", "trusted", "refused"]
 class Peer:
     """One peer. ``promised_s`` is when all that this process asked of it should have come, ``came_s`` when the last
     entry came; ``late`` what it takes over what was predicted, 1 if that is no more; ``busy_s`` for how long its engine
-    was at one step when it was heard; ``num_carried`` counts entries that came over its link; ``is_exact``: its entry of
-    the known text was this process's bit by bit."""
+    was at one step when it was heard; ``num_carried`` counts entries that came over its link; ``is_exact``: its entry
+    of the known text was this process's bit by bit."""
 
     hello: Hello
     encode: EncodeCost

@@ -122,7 +122,9 @@ def test_segments_of_deterministic_requests_are_asked_of_those_that_give_the_sam
     assert three.ask(cold_prompt(151), policy=exact) and peers.counts.asked == asked
     for peer in peers.view.peers.values():
         peer.is_exact, peer.encode = True, replace(peer.encode, batch_tokens=50)
-    assert three.ask(cold_prompt(152), policy=exact) and peers.counts.asked == asked  # there they would be run in pieces
+    assert (
+        three.ask(cold_prompt(152), policy=exact) and peers.counts.asked == asked
+    )  # there they would be run in pieces
     assert three.ask(cold_prompt(153)) and peers.counts.asked > asked
     for peer in peers.view.peers.values():
         peer.encode = replace(peer.encode, batch_tokens=8192)
