@@ -263,7 +263,7 @@ class Peers:
     def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None:
         self.counts.came_bytes += entry.num_bytes
         self.counts.carry_s += seconds
-        pending = self.wants.find(entry.nonce, peer)
+        pending, began_s = self.wants.find(entry.nonce, peer), time.monotonic()
         if pending is None:
             self.counts.late += 1
             return
@@ -274,8 +274,8 @@ class Peers:
                 self._becomes(peer, "connected")  # the next thing that it is asked is the canary again
                 self._fall_back([pending], str(error))
             return
-        with self._lock:
-            self.view.carried(*peer, entry.num_bytes, seconds)
+        with self._lock:  # the next one is not received before this one was checked
+            self.view.carried(*peer, entry.num_bytes, seconds + time.monotonic() - began_s)
         if self.wants.take(entry.nonce) is None:
             self.counts.late += 1
         elif pending.attempt == CANARY:

@@ -68,6 +68,7 @@ class Cold:
     came_bytes: int
     num_came: int
     num_again: int
+    num_taken_back: int
     combine_s: float
 
 
@@ -136,6 +137,7 @@ class Rig:
             came_bytes=after.came_bytes - before.came_bytes,
             num_came=after.came - before.came,
             num_again=after.fell_back - before.fell_back,
+            num_taken_back=after.taken_back - before.taken_back,
             combine_s=combine_s,
         )
 

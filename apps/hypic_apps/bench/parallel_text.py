@@ -18,13 +18,13 @@ def text(result: Result) -> str:
 
 def _even(run: Result) -> str:
     heads = ("segments", "workers", "p50 ms", "p90 ms", "speedup", "dispatch ms", "own part ms", "wait ms",
-             "combine ms", "sent", "exchange ms a link", "GB/s a link", "again")  # fmt: skip
+             "combine ms", "sent", "exchange ms a link", "GB/s a link", "again", "taken back")  # fmt: skip
     rows = [
         (
             f"{r['segments']} x {r['segment_tokens']:,}", str(r["workers"]), number(r["ttft_ms_p50"]),
             number(r["ttft_ms_p90"]), number(r["speedup"]), number(r["dispatch_ms"]), number(r["own_ms"]),
             number(r["wait_ms"]), number(r["combine_ms"]), number(r["entries_sent"]), number(r["exchange_ms"]),
-            number(r["link_gb_per_s"]), str(r["encoded_again"]),
+            number(r["link_gb_per_s"]), str(r["encoded_again"]), str(r["taken_back"]),
         )
         for r in run["even"]
     ]  # fmt: skip
@@ -32,11 +32,11 @@ def _even(run: Result) -> str:
 
 
 def _uneven(run: Result) -> str:
-    heads = ("uneven segments", "workers", "longest first ms", "round robin ms", "ratio", "seeds")
+    heads = ("uneven segments", "workers", "longest first ms", "round robin ms", "ratio", "least", "seeds")
     rows = [
         (
             f"{r['segments']} of about {r['mean_tokens']:,}", str(r["workers"]), number(r["longest-first_ms_p50"]),
-            number(r["round-robin_ms_p50"]), number(r["ratio_p50"]), str(r["seeds"]),
+            number(r["round-robin_ms_p50"]), number(r["ratio_p50"]), number(r["ratio_min"]), str(r["seeds"]),
         )
         for r in run["uneven"]
     ]  # fmt: skip
