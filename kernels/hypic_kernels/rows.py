@@ -88,8 +88,11 @@ class Rows:
         wanted = [marks.get(chunk, -1) for chunk in range(offsets[-1])]
         places = range(int(made.cu_seqlens[-1])) if tokens is None else tokens
         lists = places, made.cu_seqlens, made.chunk_indices, made.chunk_offsets, np.reshape(spans, (-1, 2)), wanted
-        named = (torch.from_numpy(np.array(values, dtype=np.int32)).to(device) for values in lists)
-        return Rows(*named, num_marks=len(marks))
+        tokens_of, *others, folds_of, marks_of = (
+            torch.from_numpy(np.array(values, dtype=np.int32)).to(device) for values in lists
+        )
+        cu_seqlens, chunk_indices, chunk_offsets = others
+        return Rows(tokens_of, cu_seqlens, chunk_indices, chunk_offsets, folds_of, marks_of, len(marks))
 
 
 def copy_named(out: Tensor, found: Tensor, chunks: Tensor) -> Tensor:
