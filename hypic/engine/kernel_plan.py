@@ -44,8 +44,9 @@ class Runs:
 
     Of the states that are kept (``hypic_kernels.delta.run``), those at ``write_places`` go to ``write_slots``; fold
     ``f`` led from ``fold_ends[f, 0]`` to ``fold_ends[f, 1]``, and its map goes to ``fold_states`` and
-    ``fold_transitions``, after what is there if one ``is_continued``. ``others``: the span of the tokens that stand in
-    no run, if they follow each other, and ``other_chunks`` the plan's ``chunks`` as counted from there.
+    ``fold_transitions``, after what is there where it was ``fold_begun``, as one was that ``is_continued``. ``others``:
+    the span of the tokens that stand in no run, if they follow each other, and ``other_chunks`` the plan's ``chunks``
+    as counted from there.
     """
 
     rows: Rows
@@ -55,6 +56,7 @@ class Runs:
     fold_ends: Tensor
     fold_states: Tensor
     fold_transitions: Tensor
+    fold_begun: Tensor
     is_continued: bool
     others: slice | None
     other_chunks: Tensor
@@ -156,6 +158,7 @@ def _runs(sent: Sent, counts: RunCounts) -> Runs:
         fold_ends=sent["run_fold_ends"],
         fold_states=sent["run_fold_states"],
         fold_transitions=sent["run_fold_transitions"],
+        fold_begun=sent["run_fold_begun"],
         is_continued=counts.is_continued,
         others=counts.others,
         other_chunks=chunks if counts.others is None else chunks - counts.others.start,

@@ -106,6 +106,7 @@ def run_arrays(chains: Sequence[Chain], firsts: Sequence[int]) -> tuple[dict[str
         "fold_ends": walked.resolved(np.reshape(walked.fold_ends, (-1, 2))),
         "fold_states": [fold.state_slot for fold in walked.into],
         "fold_transitions": [fold.transition_slot for fold in walked.into],
+        "fold_begun": [fold.num_done > 0 for fold in walked.into],
         "write_places": walked.resolved(np.asarray(walked.write_places, dtype=np.int64)),
         "write_slots": walked.write_slots,
     }

@@ -39,6 +39,7 @@ class ScanPlan:
     fold_chunks: Tensor
     fold_states: Tensor
     fold_transitions: Tensor
+    fold_begun: Tensor
 
 
 def chunk_size_for(row_lengths: Sequence[int], key_dim: int = 64) -> int:
@@ -136,4 +137,5 @@ def scan_plan(chains: Sequence[Chain], rows: Sequence[RowLink], num_tokens: int,
         fold_chunks=to(fold_chunks),
         fold_states=to([walk.fold_into[number].state_slot for number in folds.chains]),
         fold_transitions=to([walk.fold_into[number].transition_slot for number in folds.chains]),
+        fold_begun=to([walk.fold_into[number].num_done > 0 for number in folds.chains]),
     )

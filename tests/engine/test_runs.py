@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hypic.engine.affine import Affine
 from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.kernel_batch import Geometry, packed
 from hypic.engine.kernel_choice import geometry_of, path_of
@@ -236,6 +237,27 @@ def test_a_run_that_breaks_breaks_alone(checkpoints: Checkpoints, noted: Noted) 
     assert isinstance(broken.error, NonFiniteOutput) and noted
     assert sound.error_to(checkpoints.expected("qwen", [good], generated=sound.ids[:-1])) < LIMIT
     bench.assert_sound()
+
+
+@pytest.mark.parametrize("is_spoiled", [False, True], ids=["sound", "read all the same"])
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_what_others_left_in_slots_is_not_read(
+    kernels: str, is_spoiled: bool, checkpoints: Checkpoints, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interiors that are begun and that go on, in one step, in slots that held something else."""
+    bench = Bench(checkpoints.runner("qwen", "float32"), kernels=kernels, max_step_tokens=300)
+    for tensor in (*bench.pool.states, *bench.pool.tails, *bench.pool.transitions):
+        tensor[tensor.shape[0] - bench.pool.num_transitions :] = torch.nan
+    if is_spoiled:
+        monkeypatch.setattr(Affine, "where", lambda self, flags: self)
+    pieces = [live(3, 1), seg(400, 5), seg(150, 6), live(90, 2)]
+    answer = bench.add(pieces)
+    bench.run()
+    if is_spoiled:
+        assert answer.error
+    else:
+        assert answer.error_to(checkpoints.expected("qwen", pieces)) < LIMIT
+    assert not noted or any(0 < int(runs.fold_begun.sum()) < len(runs.fold_begun) for runs in noted)
 
 
 # -- what must show ----------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def _scan(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int, moves: Ang
 
 
 def _write_folds(maps: Affine, plan: ScanPlan, pool: Pool, layer: int) -> None:
-    start = pool.read_map(layer, plan.fold_states, plan.fold_transitions)
+    start = pool.read_map(layer, plan.fold_states, plan.fold_transitions).where(plan.fold_begun > 0)
     folded = fold(maps[plan.fold_chunks], plan.folds, start)
     pool.write_map(layer, plan.fold_states, plan.fold_transitions, folded)
 

@@ -77,7 +77,7 @@ def _write_maps(runs: Runs, transitions: Tensor, kept: Tensor, pool: Pool, layer
     states, slots = runs.fold_states.long(), runs.fold_transitions.long()
     made = transitions
     if runs.is_continued:
-        done = pool.read_map(layer, states, slots)
+        done = pool.read_map(layer, states, slots).where(runs.fold_begun > 0)
         start, made = start - done.end_state, _product(transitions, done.transition)
     end_state = end - _product(transitions, start)
     pool.write_map(layer, states, slots, Affine(made, end_state))
