@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hypic.engine.layers.mlp import SwiGLU, gated
-from hypic.engine.layers.norm import by_kernel, upcast
+from hypic.engine.layers.norm import RMSNorm, by_kernel, upcast
 from hypic_kernels import experts as kernels
+from hypic_kernels import matvec
 from hypic_kernels.experts import few
 from hypic_kernels.experts.layout import Shared
 
@@ -171,7 +172,10 @@ class SoftmaxRouter(nn.Module):
 
     def scored(self, x: Tensor) -> few.Scores:
         """As ``forward``, with nothing chosen yet."""
-        return few.Scores(F.linear(x, self.weight), self.top_k, self.renormalise)
+        return self.of_logits(F.linear(x, self.weight))
+
+    def of_logits(self, logits: Tensor) -> few.Scores:
+        return few.Scores(logits, self.top_k, self.renormalise)
 
 
 class SigmoidRouter(nn.Module):
@@ -257,6 +261,21 @@ class MoE(nn.Module):
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
         """``residual + self(x)``, all ``[N, hidden]``; one pass where experts' rows are added up by kernel."""
         return self._at_once(x, residual) if self.experts.asks_no_host(x) else residual + self(x)
+
+    def behind(self, norm: RMSNorm, x: Tensor, added: Tensor) -> Tensor:
+        """``y + self(norm(y))`` with ``y = x + added``, all ``[N, hidden]``; of few tokens three launches."""
+        gate, beside = self.gate, self._beside()
+        if (
+            isinstance(gate, SoftmaxRouter)
+            and matvec.takes_normed(added, norm.weight, gate.weight, adds=True, is_zero_centred=norm.zero_centred)
+            and self.experts.takes_few(x, gate.top_k, beside)
+        ):
+            made = matvec.normed_product(
+                added, x, norm.weight, gate.weight, eps=norm.eps, is_zero_centred=norm.zero_centred
+            )
+            return self.experts.answer(made.normed, gate.of_logits(made.product), beside, made.total)
+        normed, total = norm.after(x, added)
+        return self.onto(total, normed)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, hidden]`` -> ``[N, hidden]``."""
