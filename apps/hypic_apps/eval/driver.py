@@ -5,8 +5,8 @@ to answer, so that two ways of computing a prompt are compared at the very same 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,47 +19,42 @@ from hypic.engine import plan, weights
 from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import Choice, Likeliest, Sampler, SamplingState
+from hypic.engine.sampler import Choice, Likeliest
 from hypic.engine.shares import step_tokens
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.work import Work
 from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams
 from hypic_apps.bench import floors
+from hypic_apps.eval.noting import Noted, Noting
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: its text and ids (the closing one included), ``logprobs [n, V]`` before each, and its report."""
+    """An answer: its text and ids (the closing one included), ``logprobs [n, V]`` before each where they were kept,
+    ``divergences`` of next tokens from full recompute's, up to the first that differs, and its report."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: Tensor
+    divergences: tuple[float, ...]
     report: CacheReport
 
 
-class Noting(Sampler):
-    """A sampler that keeps log probabilities, and gives forced tokens where there are any."""
+@dataclass(frozen=True)
+class Ask:
+    """A prompt to be answered greedily.
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.forced: dict[str, Sequence[int]] = {}
-        self.rows: dict[str, list[Tensor]] = {}
+    ``told`` are tokens that it has to say, ``full`` is the reply whose next tokens its own are held against, and
+    ``keeps`` keeps its log probabilities.
+    """
 
-    def choose(self, logits: Tensor, states: Sequence[SamplingState], known: Likeliest | None = None) -> Choice:
-        """As ``Sampler``; ``asked`` names the request of each row."""
-        for id, row in zip(self.asked, logits.float().log_softmax(-1).cpu(), strict=True):
-            self.rows.setdefault(id, []).append(row)
-        choice = super().choose(logits, states)
-        ids = [self._told(id, state) for id, state in zip(self.asked, states, strict=True)]
-        if all(id is None for id in ids):
-            return choice
-        told = torch.tensor([-1 if id is None else id for id in ids], device=logits.device)
-        chosen, finite, *others = choice.tensors
-        return Choice(states, (torch.where(told < 0, chosen, told), finite | (told >= 0), *others))
-
-    def _told(self, id: str, state: SamplingState) -> int | None:
-        return self.forced[id][len(state.generated_ids)] if id in self.forced else None
+    prompt: Prompt
+    policy: Policy
+    max_tokens: int
+    told: tuple[int, ...] | None = None
+    full: Reply | None = None
+    keeps: bool = False
 
 
 class Driven(Engine):
@@ -70,7 +65,7 @@ class Driven(Engine):
 
     def choose(self, work: Work, logits: Tensor, known: Likeliest | None = None) -> Choice:
         self.noting.asked = [run.request.id for run in work.requests if run.chain.wants_logits]
-        return super().choose(work, logits)
+        return super().choose(work, logits, known)
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:
         if self.watch_step is not None:
@@ -86,6 +81,8 @@ class Subject:
     """
 
     def __init__(self, model: str | None, config: EngineConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         folder = bundled() if model is None else weights.locate(model)
         self.name, self.folder = BUNDLED if model is None else _name(model), Path(folder)
         self.tokenizer = Tokenizer(folder)
@@ -103,6 +100,7 @@ class Subject:
         )
         self.engine.noting = self.engine.sampler = Noting()
         self._ids = itertools.count()
+        self._pieces: dict[Prompt, Sequence[Piece]] = {}
 
     @property
     def num_parameters(self) -> int:
@@ -112,35 +110,75 @@ class Subject:
     def forget(self) -> None:
         """Empties the store."""
         self.engine.store.clear()
+        self._pieces.clear()
 
     def pieces(self, prompt: Prompt) -> Sequence[Piece]:
         """The prompt's tokens as the engine takes them; a model without a chat template gets none."""
-        if prompt.template and not self.tokenizer.has_chat_template:
-            prompt = Prompt(prompt.segments, prompt.tail, prompt.glue, template=False)
-        return self.tokenizer.encode(prompt, chat_template_kwargs={"enable_thinking": False})
+        if prompt not in self._pieces:
+            shown = prompt
+            if prompt.template and not self.tokenizer.has_chat_template:
+                shown = Prompt(prompt.segments, prompt.tail, prompt.glue, template=False)
+            self._pieces[prompt] = self.tokenizer.encode(shown, chat_template_kwargs={"enable_thinking": False})
+        return self._pieces[prompt]
 
     def ask(
         self,
         prompts: Sequence[Prompt],
         policy: Policy,
         max_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
+        forced: Sequence[tuple[int, ...]] = (),
     ) -> list[Reply]:
-        """Greedy answers to prompts that run in each other's company; the first ones have to say what ``forced`` holds.
+        """Answers to prompts with their log probabilities; the first ones have to say what ``forced`` holds.
 
         Raises:
             HypicError: a prompt cannot be answered.
         """
-        noting, ids = self.engine.noting, [f"item-{next(self._ids)}" for _ in prompts]
-        noting.rows.clear()
-        noting.forced = dict(zip(ids, forced, strict=False))
-        for id, prompt in zip(ids, prompts, strict=True):
-            told = noting.forced.get(id)
-            most = max_tokens if told is None else len(told)
-            sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=told is not None)
-            self.engine.add(Task(id, self.pieces(prompt), sampling, policy))
-        found = self._drive()
-        return [self._reply(id, found[id]) for id in ids]
+        told = [*forced, *[None] * (len(prompts) - len(forced))]
+        return self.answer([Ask(p, policy, max_tokens, ids, keeps=True) for p, ids in zip(prompts, told, strict=True)])
+
+    def answer(self, asks: Sequence[Ask]) -> list[Reply]:
+        """Greedy answers to prompts that run in each other's company.
+
+        An answer that is held against full recompute's and is another one is followed, while the others run, by the
+        same prompt made to say full recompute's: the divergences of that one are in the reply.
+
+        Raises:
+            HypicError: a prompt cannot be answered.
+        """
+        starts = self._begin(asks)
+        ids = [self._add(one, starts) for one in asks]
+        again: dict[str, str] = {}
+
+        def ended(id: str, found: Sequence[Completion]) -> None:
+            one = asked.get(id)
+            if one is None or one.full is None or one.told is not None:
+                return
+            if Completion.join(found).token_ids != one.full.token_ids:
+                again[id] = self._add(replace(one, told=one.full.token_ids), starts)
+
+        asked = dict(zip(ids, asks, strict=True))
+        found = self._drive(ended)
+        self.engine.noting.finish()
+        return [self._reply(id, again.get(id, id), found[id]) for id in ids]
+
+    def _begin(self, asks: Sequence[Ask]) -> dict[int, int]:
+        """Takes the log probabilities to compare with together; where each reply's begin, by its identity."""
+        full = {id(one.full): one.full for one in asks if one.full is not None}
+        table = torch.cat([reply.logprobs for reply in full.values()]) if full else None
+        self.engine.noting.begin(table)
+        ends = itertools.accumulate((len(reply.logprobs) for reply in full.values()), initial=0)
+        return dict(zip(full, ends, strict=False))
+
+    def _add(self, one: Ask, starts: Mapping[int, int]) -> str:
+        name, told = f"item-{next(self._ids)}", one.told
+        noted = Noted(told, one.keeps)
+        if one.full is not None:
+            noted.against, noted.start = one.full.token_ids, starts[id(one.full)]
+        self.engine.noting.noted[name] = noted
+        most = one.max_tokens if told is None else len(told)
+        sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=told is not None)
+        self.engine.add(Task(name, self.pieces(one.prompt), sampling, one.policy))
+        return name
 
     def warm(self, prompt: Prompt, policy: Policy) -> int:
         """Encodes the prompt's segments into an emptied store, and leaves no snapshot of it; tokens run for that."""
@@ -165,19 +203,24 @@ class Subject:
         counts = floors.Counts.of(self.runner.model)
         return counts, floors.measure(self.runner.pool.device, self.runner.pool.layout.dtype)
 
-    def _drive(self) -> dict[str, list[Completion]]:
+    def _drive(self, ended: Callable[[str, Sequence[Completion]], None] | None = None) -> dict[str, list[Completion]]:
+        """All that was added, to its end; ``ended`` hears of each answer and may add more."""
         found: dict[str, list[Completion]] = {}
         while self.engine.has_work:
             for emission in self.engine.step():
                 if isinstance(emission.result, Exception):
                     raise emission.result
                 found.setdefault(emission.id, []).append(emission.result)
+                if emission.is_last and ended is not None:
+                    ended(emission.id, found[emission.id])
         return found
 
-    def _reply(self, id: str, found: Sequence[Completion]) -> Reply:
-        whole = Completion.join(found)
+    def _reply(self, id: str, compared: str, found: Sequence[Completion]) -> Reply:
+        """``compared`` is the request whose divergences are the answer's."""
+        whole, noted = Completion.join(found), self.engine.noting.noted
         assert whole.report is not None, "an answer comes with its report"
-        return Reply(whole.text.strip(), whole.token_ids, torch.stack(self.engine.noting.rows[id]), whole.report)
+        rows = torch.stack(noted[id].rows) if noted[id].rows else torch.empty(0, 0)
+        return Reply(whole.text.strip(), whole.token_ids, rows, tuple(noted[compared].divergences), whole.report)
 
 
 def _name(model: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from hypic_apps.eval.drift import Drift
-from hypic_apps.eval.measure import Record
+from hypic_apps.eval.records import Record
 from hypic_apps.eval.tables import by_key, primary
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 70, 150, 30, 50

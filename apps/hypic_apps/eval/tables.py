@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from hypic_apps.eval.arms import ARMS, FULL
 from hypic_apps.eval.drift import DISTANCES, Drift
 from hypic_apps.eval.grading import PRIMARY
-from hypic_apps.eval.measure import Record
+from hypic_apps.eval.records import Record
 from hypic_apps.eval.sets import SETS
 from hypic_apps.eval.statistics import Interval, mean_of
 
