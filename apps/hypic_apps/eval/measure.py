@@ -81,11 +81,11 @@ def _block(subject: Subject, block: Sequence[Item], plan: Plan, found: Measured)
     """All arms on some items of one form."""
     asks = [_ask(ARMS[FULL], item, plan.system, MOST_TOKENS[item.form]) for item in block]
     full = subject.answer([one for one in asks if one is not None])
-    _mark(found, FULL, block, dict(enumerate(full)), full)
-    others = [ARMS[name] for name in plan.arms if name != FULL]
-    for together in _apart(others):
-        for arm, replies in _answers(subject, together, block, plan.system, full).items():
-            _mark(found, arm, block, replies, full)
+    replies: dict[str, Mapping[int, Reply]] = {FULL: dict(enumerate(full))}
+    for together in _apart([ARMS[name] for name in plan.arms if name != FULL]):
+        replies |= _answers(subject, together, block, plan.system, full)
+    for arm in plan.arms:
+        _mark(found, arm, block, replies[arm], full)
 
 
 def _apart(arms: Sequence[Arm]) -> Iterable[Sequence[Arm]]:

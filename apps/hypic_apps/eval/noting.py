@@ -92,8 +92,8 @@ class Noting(Sampler):
 
 
 def divergences(full: Tensor, other: Tensor) -> Tensor:
-    """``[n]``: ``KL(full || other)`` of log probabilities ``[n, V]``, in nats."""
-    return (full.exp() * (full - other)).nan_to_num(0.0).sum(-1)
+    """``[n]``: ``KL(full || other)`` of log probabilities ``[n, V]``, in nats; rounding makes none of them negative."""
+    return (full.exp() * (full - other)).nan_to_num(0.0).sum(-1).clamp_min(0.0)
 
 
 def _sent(numbers: Sequence[int], device: torch.device) -> Tensor:

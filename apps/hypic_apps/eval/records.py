@@ -38,12 +38,10 @@ class Measured:
     by_arm: dict[str, dict[str, list[Mark | None]]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, arm: str, found: Mapping[str, Mark], number: int = 0) -> None:
-        """Notes the marks of the item that is ``number`` behind those counted; items left out count as ``None``."""
-        columns = self.by_arm.setdefault(arm, {})
+    def add(self, arm: str, found: Mapping[str, Mark], number: int) -> None:
+        """Notes the marks of one item, in the items' order; those left out count as ``None``."""
         for metric, mark in found.items():
-            column = columns.setdefault(metric, [])
-            column += [None] * (self.num_items + number - len(column)) + [mark]
+            self.put(arm, metric, number, [mark])
 
     def marks(self, arm: str, metric: str) -> list[Mark | None]:
         """One entry per item."""
