@@ -56,6 +56,20 @@ class Ask:
     full: Reply | None = None
     keeps: bool = False
 
+    @property
+    def is_compared(self) -> bool:
+        return self.full is not None and self.told is None
+
+    @property
+    def again(self) -> Ask:
+        """The same, made to say what full recompute says."""
+        assert self.full is not None, "only what is compared is asked again"
+        return replace(self, told=self.full.token_ids)
+
+    def differs(self, token_ids: Sequence[int]) -> bool:
+        """Whether these tokens are compared and not full recompute's."""
+        return self.is_compared and self.full is not None and tuple(token_ids) != self.full.token_ids
+
 
 class Driven(Engine):
     """See the module's docstring. ``watch`` is shown each step's work before it is settled."""
@@ -139,27 +153,31 @@ class Subject:
     def answer(self, asks: Sequence[Ask]) -> list[Reply]:
         """Greedy answers to prompts that run in each other's company.
 
-        An answer that is held against full recompute's and is another one is followed, while the others run, by the
-        same prompt made to say full recompute's: the divergences of that one are in the reply.
+        Where an answer is held against full recompute's and is another one, the same prompt is made to say full
+        recompute's: the divergences of that are in the reply. Steps without rotation cannot be recorded and take as
+        long for twice the rows: there both run at once.
 
         Raises:
             HypicError: a prompt cannot be answered.
         """
         starts = self._begin(asks)
-        ids = [self._add(one, starts) for one in asks]
-        again: dict[str, str] = {}
-
-        def ended(id: str, found: Sequence[Completion]) -> None:
-            one = asked.get(id)
-            if one is None or one.full is None or one.told is not None:
-                return
-            if Completion.join(found).token_ids != one.full.token_ids:
-                again[id] = self._add(replace(one, told=one.full.token_ids), starts)
-
-        asked = dict(zip(ids, asks, strict=True))
-        found = self._drive(ended)
+        both = [n for n, one in enumerate(asks) if one.is_compared and not one.policy.rotate]
+        said = self._run([*asks, *(asks[n].again for n in both)], starts)
+        again = dict(zip(both, said[len(asks) :], strict=True))
+        others = [n for n, one in enumerate(asks) if n not in again and one.differs(said[n][1].token_ids)]
+        again |= zip(others, self._run([asks[n].again for n in others], starts), strict=True)
         self.engine.noting.finish()
-        return [self._reply(id, again.get(id, id), found[id]) for id in ids]
+        return [self._reply(*pair, again.get(n, pair)[0]) for n, pair in enumerate(said[: len(asks)])]
+
+    def _run(self, asks: Sequence[Ask], starts: Mapping[int, int]) -> list[tuple[str, Completion]]:
+        """Answers with their requests' names. As many as can run at a time begin together: were others to begin
+        whenever one ends, hardly a step would decode alone, as recorded ones do."""
+        out, most = list[tuple[str, Completion]](), self.engine.scheduler.max_running
+        for first in range(0, len(asks), most):
+            names = [self._add(one, starts) for one in asks[first : first + most]]
+            found = self._drive()
+            out += [(name, Completion.join(found[name])) for name in names]
+        return out
 
     def _begin(self, asks: Sequence[Ask]) -> dict[int, int]:
         """Takes the log probabilities to compare with together; where each reply's begin, by its identity."""
@@ -203,23 +221,20 @@ class Subject:
         counts = floors.Counts.of(self.runner.model)
         return counts, floors.measure(self.runner.pool.device, self.runner.pool.layout.dtype)
 
-    def _drive(self, ended: Callable[[str, Sequence[Completion]], None] | None = None) -> dict[str, list[Completion]]:
-        """All that was added, to its end; ``ended`` hears of each answer and may add more."""
+    def _drive(self) -> dict[str, list[Completion]]:
         found: dict[str, list[Completion]] = {}
         while self.engine.has_work:
             for emission in self.engine.step():
                 if isinstance(emission.result, Exception):
                     raise emission.result
                 found.setdefault(emission.id, []).append(emission.result)
-                if emission.is_last and ended is not None:
-                    ended(emission.id, found[emission.id])
         return found
 
-    def _reply(self, id: str, compared: str, found: Sequence[Completion]) -> Reply:
+    def _reply(self, name: str, whole: Completion, compared: str) -> Reply:
         """``compared`` is the request whose divergences are the answer's."""
-        whole, noted = Completion.join(found), self.engine.noting.noted
+        noted = self.engine.noting.noted
         assert whole.report is not None, "an answer comes with its report"
-        rows = torch.stack(noted[id].rows) if noted[id].rows else torch.empty(0, 0)
+        rows = torch.stack(noted[name].rows) if noted[name].rows else torch.empty(0, 0)
         return Reply(whole.text.strip(), whole.token_ids, rows, tuple(noted[compared].divergences), whole.report)
 
 

@@ -109,10 +109,11 @@ def _answers(
         for arm in arms:
             one = _ask(arm, item, system, MOST_TOKENS[item.form], full[number])
             if one is not None:
-                asks += [one] * (1 + arm.company)
-                places += [(arm.name, number)] * (1 + arm.company)
+                asks.append(one)
+                places.append((arm.name, number))
+    asks += [one for one in asks[-1:] for _ in range(max(arm.company for arm in arms))]
     found: dict[str, dict[int, Reply]] = {arm.name: {} for arm in arms}
-    for (name, number), reply in zip(places, subject.answer(asks), strict=True):
+    for (name, number), reply in zip(places, subject.answer(asks), strict=False):
         found[name][number] = reply
     return found
 

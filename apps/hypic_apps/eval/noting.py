@@ -81,9 +81,10 @@ class Noting(Sampler):
         return Choice(states, (torch.where(ids < 0, chosen, ids), finite | (ids >= 0), *others))
 
     def _note(self, noted: Sequence[Noted], rows: Sequence[int], logprobs: Tensor) -> None:
-        for one, row in zip(noted, logprobs, strict=True):
-            if one.keeps:
-                one.rows.append(row)
+        if any(one.keeps for one in noted):
+            for one, row in zip(noted, logprobs, strict=True):
+                if one.keeps:
+                    one.rows.append(row)
         if max(rows) >= 0:
             assert self.table is not None, "what is compared is compared with a table"
             expected = self.table[_sent(rows, logprobs.device).clamp_min(0)]

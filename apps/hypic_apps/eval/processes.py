@@ -6,13 +6,12 @@ in it, and whoever is idle takes the next one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from multiprocessing.queues import Queue
 
 T = TypeVar("T")
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -90,10 +88,13 @@ class Several:
     pool: ProcessPoolExecutor
     model: str | None
     config: EngineConfig
+    num_processes: int
 
-    @property
+    @cached_property
     def about(self) -> About:
-        return _result(self.pool.submit(_about, self.model, self.config))
+        """Asked of every process, so that all start at once."""
+        asked = [self.pool.submit(_about, self.model, self.config) for _ in range(self.num_processes)]
+        return _result(asked[0])
 
     def perform(self, units: Sequence[tuple[Unit, Plan]]) -> Iterator[tuple[int, Measured]]:
         numbers = {self._submit(unit, plan): number for number, (unit, plan) in enumerate(units)}
@@ -118,33 +119,22 @@ def answering(model: str | None, config: EngineConfig, num_processes: int) -> It
         yield Here(Subject(model, config))
         return
     spawn = get_context("spawn")
-    places: Queue[str] = spawn.Queue()
+    numbers: Queue[int] = spawn.Queue()
     for number in range(num_processes):
-        places.put(_place(number))
+        numbers.put(number)
     shared = replace(own_share(replace(config, workers=num_processes)), workers=1)
-    pool = ProcessPoolExecutor(num_processes, spawn, _settle, (places,))
+    pool = ProcessPoolExecutor(num_processes, spawn, _settle, (numbers,))
     try:
-        yield Several(pool, model, shared)
+        yield Several(pool, model, shared, num_processes)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _place(number: int) -> str:
-    """The GPU of a process, by turns; nothing where there is one or none."""
-    count = torch.cuda.device_count()
-    if count < 2:
-        return ""
-    known = os.environ.get(VISIBLE, "")
-    names = known.split(",") if known else [str(n) for n in range(count)]
-    return names[number % count]
-
-
-def _settle(places: Any) -> None:
-    """In a new process, before it uses a GPU."""
-    place = places.get()
-    if place:
-        os.environ[VISIBLE] = place
-    if torch.cuda.device_count():
+def _settle(numbers: Any) -> None:
+    """In a new process: GPUs by turns. Tasks run on this thread, so that all they do is on its GPU."""
+    number, count = numbers.get(), torch.cuda.device_count()
+    if count:
+        torch.cuda.set_device(number % count)
         torch.set_num_threads(1)  # the host's part of a step is small, and there are many hosts
 
 

@@ -74,7 +74,7 @@ def test_a_block_is_the_same_whatever_was_answered_before(folder: Path) -> None:
 def test_a_process_that_ends_is_told() -> None:
     with ProcessPoolExecutor(1, get_context("spawn")) as pool, pytest.raises(WorkerLost, match="--processes"):
         pool.submit(os._exit, 3)
-        list(Several(pool, "nowhere", EngineConfig()).perform(((units("T", _items(1), PLAN)[0], PLAN),)))
+        list(Several(pool, "nowhere", EngineConfig(), 1).perform(((units("T", _items(1), PLAN)[0], PLAN),)))
 
 
 def test_what_is_performed_is_one_block(folder: Path) -> None:
