@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypic_apps.cli import quality
+from hypic_apps.cli import findings, quality
 from hypic_apps.cli.engine import add_model_options
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     found, lines = _algebra(args) if args.algebra else quality.run(args)
     if args.save:
-        quality.save(Path(args.save), found)
+        findings.save(Path(args.save), found)
     if args.json:
         screen.result_object(found)
     else:

@@ -1,9 +1,8 @@
-"""The measuring half of ``hypic eval``: flags to items and arms, records to tables, plots and JSON."""
+"""The measuring half of ``hypic eval``: flags to items and arms, and to who answers them."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -15,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hypic_apps.cli import findings
 from hypic_apps.cli.engine import device_of, model_folder
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.options import engine_settings
@@ -31,11 +31,8 @@ SYSTEM = (
     "Answer from the passages with as few words as possible, copied from them. "
     "If the passages do not say it, answer: not stated."
 )
-NO_EVIDENCE = "no evidence for larger models"
-MAIN_SET = "S1"
 # Requests that run at a time on a GPU, items whose arms do, and what full recompute's log probabilities may take.
 GPU_RUNNING, GPU_AT_ONCE, KEPT_BYTES = 256, 48, 2**31
-Found = tuple[dict[str, Any], list[str]]
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +53,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--show", action="append", metavar="FILE", help="only print saved results, of several files in one table")
     add_flag("--processes", type=positive, default=1, metavar="N",
              help="processes with a replica of the model each, sharing the GPUs or cores (default: 1)")  # fmt: skip
+    add_flag("--fill", action="append", metavar="PAGE", help="write a page's marked tables anew from saved results")
     add_flag("--at-once", type=positive, metavar="N", help="items answered together (default: 1 on a CPU, else 48)")
     add_flag("--plot", metavar="FILE", help="write an SVG: score against time, or with --drift error by depth")
 
 
-def run(args: argparse.Namespace) -> Found:
+def run(args: argparse.Namespace) -> findings.Found:
     """Measures what the flags ask for: the result as JSON values and as lines of Markdown.
 
     Raises:
@@ -69,7 +67,9 @@ def run(args: argparse.Namespace) -> Found:
     if args.check:
         return _check()
     if args.show:
-        return _shown([_saved(Path(name).expanduser()) for name in args.show], args.plot)
+        return findings.shown(args.show, args.set or (), args.plot)
+    if args.fill:
+        return findings.filled(args.fill)
     arms, found = _arms(args), None if args.drift else _items(args)
     from hypic_apps.cli import screen
     from hypic_apps.eval.processes import answering
@@ -125,7 +125,7 @@ def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
     return {name: sets.of(name, pool.load(), number) for name in args.set or sets.SETS}
 
 
-def _check() -> Found:
+def _check() -> findings.Found:
     from hypic_apps.eval import pool, sets
     from hypic_apps.eval.items import digest
 
@@ -135,34 +135,6 @@ def _check() -> Found:
     return {"sets": found, "differing": differing}, lines
 
 
-def _saved(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}); name a file that --save wrote.") from error
-    if not isinstance(found, dict) or "records" not in found:
-        raise InputError(f"{str(path)!r} holds no records; name a file that --save wrote.")
-    return found
-
-
-def _shown(saved: Sequence[dict[str, Any]], plot_to: str | None) -> Found:
-    from hypic_apps.eval.records import Record
-
-    records = [Record(**row) for one in saved for row in one["records"]]
-    about = [_title(*pair) for pair in dict.fromkeys((one["model"], one["num_parameters"]) for one in saved)]
-    return {**saved[0], "records": [asdict(r) for r in records]}, [*about, *_tables(records, plot_to)]
-
-
-def _tables(records: Sequence[Record], plot_to: str | None) -> list[str]:
-    from hypic_apps.eval import plot, tables
-
-    sets = list(dict.fromkeys(record.set for record in records))
-    if plot_to and sets:
-        _write(Path(plot_to), plot.quality_against_time(records, MAIN_SET if MAIN_SET in sets else sets[0]))
-    made = (tables.quality(records), tables.gaps(records), tables.likeness(records), tables.others(records))
-    return [line for table in made if table for line in ("", *table)]
-
-
 def _quality(
     args: argparse.Namespace,
     who: Answering,
@@ -170,7 +142,7 @@ def _quality(
     found: Mapping[str, Sequence[Item]],
     arms: Sequence[str],
     system: str,
-) -> Found:
+) -> findings.Found:
     """Set by set; what is done is saved after each, and times are taken last, while nothing else runs."""
     from hypic_apps.eval.measure import Plan, timed
     from hypic_apps.eval.records import Measured, records
@@ -185,7 +157,7 @@ def _quality(
     for name, measured in _by_set(who, found, plans):
         done[name] = measured
         if args.save:
-            save(Path(args.save), result())
+            findings.save(Path(args.save), result())
     with _bar("timing", len(found)) as advance:
         for name, items in found.items():
             costs = who.perform_alone(timed(name, items, plans[name]), plans[name])
@@ -195,7 +167,7 @@ def _quality(
     from hypic_apps.eval.records import Record
 
     made = [Record(**row) for row in whole["records"]]
-    return whole, [_title(about.name, about.num_parameters), *_tables(made, args.plot)]
+    return whole, [findings.title(about.name, about.num_parameters), *findings.tables_of(made, args.plot)]
 
 
 def _by_set(
@@ -233,28 +205,22 @@ def _at_once(args: argparse.Namespace, about: About, items: Sequence[Item]) -> i
     return max(1, min(GPU_AT_ONCE, KEPT_BYTES // (4 * most * about.vocab_size)))
 
 
-def _drift(args: argparse.Namespace, arms: Sequence[str], system: str) -> Found:
+def _drift(args: argparse.Namespace, arms: Sequence[str], system: str) -> findings.Found:
     from hypic_apps.cli import screen
-    from hypic_apps.eval import drift, plot, pool, sets, tables
+    from hypic_apps.eval import drift, plot, pool, sets
     from hypic_apps.eval.driver import Subject
     from hypic_apps.eval.processes import About
 
-    items = sets.of(args.set[0] if args.set else MAIN_SET, pool.load(), args.prompts)
+    items = sets.of(args.set[0] if args.set else findings.MAIN_SET, pool.load(), args.prompts)
     with screen.working(screen.notes(), f"loading {args.model or 'the bundled model'}"):
         subject = Subject(args.model, _config(args))
     with _bar("looking", len(items)) as advance:
         found = drift.measure(subject, items, arms, system, lambda: advance(1))
     if args.plot:
-        _write(Path(args.plot), plot.drift_by_depth(found))
-    main, about = next((d for d in found if d.arm == "transition"), found[0]), About.of(subject)
-    lines = [_title(about.name, about.num_parameters), "", *tables.drift(found)]
-    lines += ["", f"Cached tokens, {main.arm}:", "", *tables.distance(main)]
+        findings.write(Path(args.plot), plot.drift_by_depth(found))
+    about = About.of(subject)
+    lines = [findings.title(about.name, about.num_parameters), *findings.drift_tables_of(found)]
     return {**_as_json(args, about, []), "drift": [asdict(d) for d in found]}, lines
-
-
-def _title(model: str, num_parameters: int) -> str:
-    size = f"{num_parameters / 1e6:.1f} million parameters"
-    return f"{model}, {size}: {NO_EVIDENCE}." if num_parameters < 1e9 else f"{model}, {size}."
 
 
 def _as_json(args: argparse.Namespace, about: About, records: Sequence[Record]) -> dict[str, Any]:
@@ -270,7 +236,7 @@ def _as_json(args: argparse.Namespace, about: About, records: Sequence[Record]) 
         "model": about.name,
         "num_parameters": about.num_parameters,
         "fingerprint": about.fingerprint,
-        "note": NO_EVIDENCE,
+        "note": findings.NO_EVIDENCE,
         "records": [asdict(record) for record in records],
     }
 
@@ -282,23 +248,3 @@ def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with screen.progress(screen.notes()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count: bar.advance(task, count)
-
-
-def save(path: Path, found: Mapping[str, Any]) -> None:
-    """Writes a result as JSON.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    _write(path, json.dumps(found, indent=2) + "\n")
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole file or nothing of it, whenever this process ends."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.part")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}; name another file.") from error
