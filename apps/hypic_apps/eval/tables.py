@@ -16,6 +16,7 @@ Key = tuple[str, str, str]
 MEANT = ("S1", "S3", "S6", "S7", "S8")
 # Of the default policy, in shares: the mean gap, the end of its interval, and the gap on one set.
 MEAN_GOAL, MEAN_GOAL_LOW, WORST_GOAL = 0.005, 0.012, 0.02
+TOO_FEW = "by its value; too few items to say"
 # Arms that no one would run: ways of composing that are wrong on purpose, and controls.
 ABLATIONS = ("addition", "last", "no-rotation", "no-passages", "gold-removed")
 SHORT = {"exact_match": "exact match", "rouge_l": "ROUGE-L", "tool": "right tool"}
