@@ -21,7 +21,7 @@ Build = Callable[[Item, str], Prompt | None]
 
 @dataclass(frozen=True)
 class Arm:
-    """``company`` is how many copies of the prompt run beside it; ``note`` says what it is."""
+    """``company`` is how many prompts more than in full recompute run beside it; ``note`` says what it is."""
 
     name: str
     policy: Policy
