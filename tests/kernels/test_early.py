@@ -35,7 +35,8 @@ def test_a_chain_that_starts_early_gives_the_same_bits(is_recorded: bool) -> Non
     generator = torch.Generator(device).manual_seed(0)
 
     def draw(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, generator=generator, device=device) / shape[-1] ** 0.5).bfloat16()
+        drawn = torch.randn(shape, generator=generator, device=device)
+        return (drawn / float(shape[-1] ** 0.5)).bfloat16()
 
     width, num_experts, inner = 2048, 16, 512
     start, scale, router, square = draw(1, width), draw(width), draw(num_experts, width), draw(width, width)

@@ -70,9 +70,10 @@ class Set:
 
     @classmethod
     def draw(cls, of: Matrices, num_tokens: int, number: int) -> Set:
-        generator = torch.Generator("cuda").manual_seed(number)
+        device, dtype = of.into.device, of.into.dtype
+        generator = torch.Generator(device).manual_seed(number)
         x, logits = (
-            torch.randn(num_tokens, size, generator=generator, device="cuda").bfloat16()
+            torch.randn(num_tokens, size, generator=generator, device=device).to(dtype)
             for size in (of.into.shape[2], len(of.into))
         )
         shared = of.shared[number]
@@ -113,7 +114,7 @@ class Set:
 def rows(of: Matrices, repeats: int) -> Iterator[dict[str, Any]]:
     for num_tokens in (1, 2, 4, 8, 16):
         sets = [Set.draw(of, num_tokens, number) for number in range(NUM_SETS)]
-        exact, chosen = sets[0].exact(), choose_few(num_tokens, torch.bfloat16)
+        exact, chosen = sets[0].exact(), choose_few(num_tokens, of.into.dtype)
         if num_tokens in SIZED:
             for part, sizes in (("in", INTO), ("back", BACK)):
                 for each in dict.fromkeys([chosen[part == "back"], *sizes]):
