@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from hypic_kernels import experts
 from hypic_kernels.experts import few, pairs, reference
 from hypic_kernels.experts.layout import Few, Shared, choose_few
-from hypic_kernels.pointwise import silu_mul
+from hypic_kernels.matvec.layout import NORMED, choose_normed, widest
+from hypic_kernels.matvec.triton import normed_product
+from hypic_kernels.pointwise import add_rms_norm, silu_mul
 from hypic_kernels.timing import replayed_s
 from hypic_kernels.trust import relative_error
 
@@ -29,11 +31,11 @@ SIZED = (1, 4)
 """Numbers of tokens for which sizes are compared."""
 INTO = (
     *(Few(4, 1024, 1, 4), Few(8, 512, 1, 4), Few(2, 2048, 1, 4), Few(4, 512, 3, 4), Few(2, 1024, 1, 2)),
-    Few(4, 2048, 1, 8),
+    *(Few(4, 2048, 1, 8), Few(4, 1024, 1, 4, 1, True)),
 )
 BACK = (
     *(Few(4, 512, 1, 4, 1), Few(2, 512, 1, 2, 1), Few(4, 512, 1, 4, 4), Few(2, 512, 1, 4, 8), Few(1, 512, 1, 2, 8)),
-    Few(8, 512, 1, 8, 1),
+    *(Few(8, 512, 1, 8, 1), Few(4, 512, 1, 4, 1, True)),
 )
 
 
@@ -68,9 +70,10 @@ class Set:
 
     @classmethod
     def draw(cls, of: Matrices, num_tokens: int, number: int) -> Set:
-        generator = torch.Generator("cuda").manual_seed(number)
+        device, dtype = of.into.device, of.into.dtype
+        generator = torch.Generator(device).manual_seed(number)
         x, logits = (
-            torch.randn(num_tokens, size, generator=generator, device="cuda").bfloat16()
+            torch.randn(num_tokens, size, generator=generator, device=device).to(dtype)
             for size in (of.into.shape[2], len(of.into))
         )
         shared = of.shared[number]
@@ -111,16 +114,46 @@ class Set:
 def rows(of: Matrices, repeats: int) -> Iterator[dict[str, Any]]:
     for num_tokens in (1, 2, 4, 8, 16):
         sets = [Set.draw(of, num_tokens, number) for number in range(NUM_SETS)]
-        exact, chosen = sets[0].exact(), choose_few(num_tokens, torch.bfloat16)
+        exact, chosen = sets[0].exact(), choose_few(num_tokens, of.into.dtype)
         if num_tokens in SIZED:
             for part, sizes in (("in", INTO), ("back", BACK)):
                 for each in dict.fromkeys([chosen[part == "back"], *sizes]):
                     pair = (each, chosen[1]) if part == "in" else (chosen[0], each)
                     about = {"tokens": num_tokens, "name": part, "sizes": each._asdict(), "chosen": each in chosen}
                     yield {**about, **_timed(sets, exact, part, pair, repeats)}
-        yield {"tokens": num_tokens, "name": "layer", **_timed(sets, exact, "layer", chosen, repeats)}
+        early = (chosen[0]._replace(early=True), chosen[1]._replace(early=True))
+        for name, pair in (("layer", chosen), ("layer, early", early)):
+            yield {"tokens": num_tokens, "name": name, **_timed(sets, exact, "layer", pair, repeats)}
         error, time_s = relative_error(sets[0].present(), exact), replayed_s([each.present for each in sets], repeats)
         yield {"tokens": num_tokens, "name": "present", "relative_error": error, "us": round(1e6 * time_s, 2)}
+        yield from _behind_norm(sets, chosen, early, repeats)
+
+
+def _behind_norm(
+    sets: Sequence[Set], chosen: tuple[Few, Few], early: tuple[Few, Few], repeats: int
+) -> Iterator[dict[str, Any]]:
+    """Times of all that follows a mixer: residual, norm, router's product, experts; its parts are checked elsewhere."""
+    router, scale = sets[0].of.into.new_empty(sets[0].logits.shape[1], sets[0].x.shape[1]).normal_(), sets[0].x[0]
+    sizes = choose_normed(len(sets[0].x), router.shape, router.dtype) or widest(NORMED, router.dtype)
+    for name, pair in (("behind norm", chosen), ("behind norm, early", early)):
+        runs: list[Callable[[], object]] = []
+        for each in sets:
+            normed, total = torch.empty_like(each.x), torch.empty_like(each.x)
+            given = (each.x, each.x, scale, router, 1e-6, True, each.logits, normed, total)
+            runs += [normed_product(*given, sizes._replace(early=pair[0].early)).run, *each.launches(*pair)[:2]]
+        time_s = replayed_s(runs, repeats) * 3
+        yield {"tokens": len(sets[0].x), "name": name, "us": round(1e6 * time_s, 2)}
+
+    def present(each: Set) -> Callable[[], object]:
+        def run() -> Tensor:
+            normed, _ = add_rms_norm(each.x, each.x, scale, eps=1e-6, is_zero_centred=True)
+            each.logits.copy_(F.linear(normed, router))
+            return each.present()
+
+        return run
+
+    time_s = replayed_s([present(each) for each in sets], repeats)
+    yield {"tokens": len(sets[0].x), "name": "present behind norm, with a copy", "us": round(1e6 * time_s, 2)}
 
 
 def _timed(sets: Sequence[Set], exact: Tensor, part: str, pair: tuple[Few, Few], repeats: int) -> dict[str, Any]:

@@ -100,13 +100,14 @@ class Shared(NamedTuple):
 
 class Few(NamedTuple):
     """Sizes of a product of single tokens: ``block_n`` columns of the result a program, ``block_k`` of the sum at once,
-    in 16-bit numbers, and of the product back ``group`` experts at once."""
+    in 16-bit numbers, and of the product back ``group`` experts at once. ``early``: see ``early.py``."""
 
     block_n: int
     block_k: int
     num_stages: int
     num_warps: int
     group: int = 1
+    early: bool = False
 
 
 FEW: Sequence[tuple[int, Few, Few]] = (

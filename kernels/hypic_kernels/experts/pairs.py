@@ -10,6 +10,7 @@ compute together stands in ``reference.answer``.
 import triton.language as tl
 from torch import Tensor
 
+from hypic_kernels.early import can_start_early, let_next_start, wait_for_last
 from hypic_kernels.experts.layout import Few, Kind, Shared
 from hypic_kernels.launch import Launch, jit
 
@@ -99,9 +100,13 @@ def _into(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """``hidden [N, TOP_K INNER + SHARED]``: a token's experts by slot, then the shared one, whose factor goes to
     ``factors [N]``. If this ``ROUTES``, ``chosen`` and ``weights`` are written: experts, and parts of the softmax."""
+    if EARLY:
+        let_next_start()
+        wait_for_last()
     token = tl.program_id(1).to(tl.int64)
     per_slot: tl.constexpr = (INNER + BLOCK_N - 1) // BLOCK_N
     slot = tl.program_id(0) // per_slot
@@ -162,8 +167,12 @@ def _back(
     BLOCK_K: tl.constexpr,
     BLOCK_S: tl.constexpr,
     GROUP: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """Sums of all experts' products, ``GROUP`` slots at once, so that as many matrices are on their way."""
+    if EARLY:
+        let_next_start()
+        wait_for_last()
     token = tl.program_id(1).to(tl.int64)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.where(columns < D, columns, 0)
@@ -236,7 +245,7 @@ def into(
         "E": num_experts, "TOP_K": top_k, "K": width, "INNER": inner, "SHARED": shared_inner,
         "ROUTES": logits is not None, "GATED": gate is not None, "KIND": kind, "BLOCK_E": _padded(num_experts),
         "BLOCK_G": _padded(width), "BLOCK_N": config.block_n, "BLOCK_K": min(config.block_k, _padded(width)),
-        "STAGES": config.num_stages,
+        "STAGES": config.num_stages, "EARLY": config.early and can_start_early(x.device),
     }  # fmt: skip
     blocks = top_k * -(-inner // config.block_n) + -(-shared_inner // config.block_n)
     return Launch(_into, (blocks, len(x)), arguments, constants, config.num_warps)
@@ -265,7 +274,7 @@ def back(
         "D": width, "TOP_K": top_k, "INNER": inner, "SHARED": shared_inner, "RENORMALISE": renormalise,
         "ADDS": residual is not None, "SLOTS": _padded(top_k), "BLOCK_N": config.block_n,
         "BLOCK_K": min(config.block_k, _padded(inner)), "BLOCK_S": min(config.block_k, _padded(max(2, shared_inner))),
-        "GROUP": min(config.group, _padded(top_k)),
+        "GROUP": min(config.group, _padded(top_k)), "EARLY": config.early and can_start_early(out.device),
     }  # fmt: skip
     return Launch(_back, (-(-width // config.block_n), len(out)), arguments, constants, config.num_warps)
 

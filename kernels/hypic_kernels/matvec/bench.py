@@ -28,8 +28,17 @@ from hypic_kernels.trust import relative_error
 
 PLAIN = {"out 4096 -> 2048": (2048, 4096), "in 2048 -> 12352": (12352, 2048), "shared 512 -> 2048": (2048, 512)}
 BEHIND_NORM = {"router 2048 -> 256": (256, 2048), "in 2048 -> 12352": (12352, 2048)}
-SIZES = (Sizes(4, 1024, 1, 4), Sizes(2, 1024, 1, 4), Sizes(2, 2048, 1, 4), Sizes(4, 512, 4, 4), Sizes(8, 512, 1, 8))
-NORMED_SIZES = (Sizes(2, 2048, 1, 4), Sizes(1, 2048, 1, 4), Sizes(4, 2048, 1, 8), Sizes(8, 2048, 1, 8))
+SIZES = (
+    *(Sizes(4, 1024, 1, 4), Sizes(2, 1024, 1, 4), Sizes(2, 4096, 1, 4), Sizes(4, 512, 4, 4), Sizes(8, 512, 1, 8)),
+    *(Sizes(4, 1024, 1, 4, True), Sizes(2, 4096, 1, 4, True)),
+)
+NORMED_SIZES = (
+    Sizes(2, 2048, 1, 4),
+    Sizes(2, 2048, 1, 4, True),
+    Sizes(1, 2048, 1, 4),
+    Sizes(4, 2048, 1, 8),
+    Sizes(8, 2048, 1, 8),
+)
 LIMIT = 2.0**-7
 CACHE_BYTES = 256 << 20
 MOST_SETS = 64

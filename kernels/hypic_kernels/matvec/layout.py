@@ -10,12 +10,13 @@ import torch
 
 class Sizes(NamedTuple):
     """``block_n`` columns of the result a program, ``block_k`` of the sum at once, in 16-bit numbers; a product behind
-    a norm takes the whole sum at once."""
+    a norm takes the whole sum at once. ``early``: see ``early.py``; the matrix is then asked for at once."""
 
     block_n: int
     block_k: int
     num_stages: int
     num_warps: int
+    early: bool = False
 
 
 class Row(NamedTuple):

@@ -9,6 +9,7 @@ memory once. No sum is split: every number has one order of addition.
 import triton.language as tl
 from torch import Tensor
 
+from hypic_kernels.early import can_start_early, let_next_start, wait_for_last
 from hypic_kernels.launch import Launch, jit
 from hypic_kernels.matvec.layout import Sizes
 
@@ -24,13 +25,21 @@ def _product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
+    if EARLY:
+        let_next_start()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     # Columns that there are not read the first, and are not written.
     rows = weight + tl.where(columns < M, columns, 0).to(tl.int64)[:, None] * K
-    total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+    # The first block is asked for before the row is there.
+    ahead = tl.arange(0, BLOCK_K)[None, :]
+    found = tl.load(rows + ahead, mask=ahead < K, other=0.0)
+    if EARLY:
+        wait_for_last()
+    total = found.to(tl.float32) * tl.load(x + token * x_pitch + ahead, mask=ahead < K, other=0.0).to(tl.float32)
+    for k in tl.range(BLOCK_K, K, BLOCK_K, num_stages=STAGES):
         across = k + tl.arange(0, BLOCK_K)[None, :]
         if K % BLOCK_K == 0:
             number = tl.load(x + token * x_pitch + across).to(tl.float32)
@@ -59,16 +68,21 @@ def _normed_product(
     CENTRED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:
     """The matrix is asked for before the norm needs its sum; the first block of columns writes sum and norm."""
+    if EARLY:
+        let_next_start()
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     across = tl.arange(0, BLOCK_K)[None, :]
     inside = across < K
     rows = weight + tl.where(columns < M, columns, 0).to(tl.int64)[:, None] * K
     matrix = tl.load(rows + across, mask=inside, other=0.0)
-    value = tl.load(x + token * x_pitch + across, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(norm_weight + across, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        wait_for_last()
+    value = tl.load(x + token * x_pitch + across, mask=inside, other=0.0).to(tl.float32)
     if ADDS:
         value += tl.load(residual + token * residual_pitch + across, mask=inside, other=0.0).to(tl.float32)
         # The norm is of what the next layer will read.
@@ -90,6 +104,7 @@ def product(x: Tensor, weight: Tensor, out: Tensor, sizes: Sizes) -> Launch:
     num_columns, width = weight.shape
     constants = {
         "K": width, "BLOCK_N": sizes.block_n, "BLOCK_K": min(sizes.block_k, _padded(width)), "STAGES": sizes.num_stages,
+        "EARLY": sizes.early and can_start_early(x.device),
     }  # fmt: skip
     arguments = (x, weight, out, x.stride(0), num_columns)
     return Launch(_product, (len(x), -(-num_columns // sizes.block_n)), arguments, constants, sizes.num_warps)
@@ -114,7 +129,7 @@ def normed_product(
     )  # fmt: skip
     constants = {
         "K": width, "ADDS": residual is not None, "CENTRED": is_zero_centred, "BLOCK_N": sizes.block_n,
-        "BLOCK_K": _padded(width),
+        "BLOCK_K": _padded(width), "EARLY": sizes.early and can_start_early(x.device),
     }  # fmt: skip
     return Launch(_normed_product, (len(x), -(-num_columns // sizes.block_n)), arguments, constants, sizes.num_warps)
 
