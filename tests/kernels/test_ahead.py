@@ -29,7 +29,7 @@ def compiled(words: Sequence[str], cache: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("operation", ["attention", "delta", "decay", "conv", "pointwise", "experts"])
+@pytest.mark.parametrize("operation", ["attention", "delta", "decay", "conv", "pointwise", "experts", "matvec"])
 def test_default_layouts_compile(operation: str, tmp_path: Path) -> None:
     assert {line["capability"] for line in compiled([operation, "--capability", "90"], tmp_path)} == {90}
 
@@ -37,7 +37,7 @@ def test_default_layouts_compile(operation: str, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
-@pytest.mark.parametrize("operation", ["attention", "delta", "decay", "conv", "pointwise", "experts"])
+@pytest.mark.parametrize("operation", ["attention", "delta", "decay", "conv", "pointwise", "experts", "matvec"])
 def test_every_layout_compiles(operation: str, capability: int, tmp_path: Path) -> None:
     assert compiled([operation, "--every", "--capability", str(capability)], tmp_path)
 
