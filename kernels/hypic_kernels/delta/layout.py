@@ -56,6 +56,33 @@ class StepConfig(NamedTuple):
     num_stages: int
 
 
+class CarryConfig(NamedTuple):
+    """``block`` columns of a state or transition at a time; loads of ``num_stages`` chunks are under way."""
+
+    block: int
+    num_warps: int
+    num_stages: int
+
+
+def carry_config(key_dim: int) -> CarryConfig:
+    """Not pipelined, as loops of ``LiftConfig``: several programs of one multiprocessor wait for each other's loads.
+    Wide blocks read keys less often; those of wide heads would not fit into the registers."""
+    return CarryConfig(64 if key_dim <= 128 else 32, 4, 1)
+
+
+def carry_candidates(key_dim: int, room: int) -> list[CarryConfig]:
+    """Layouts to be measured that fit into ``room`` bytes of shared memory with bfloat16, the default first."""
+    default = carry_config(key_dim)
+    layouts = [CarryConfig(block, warps, stages) for block in (32, 64) for warps in (4, 8) for stages in (1, 2, 3)]
+    return [default, *(x for x in layouts if x != default and _carry_bytes(key_dim, x) <= room)]
+
+
+def _carry_bytes(key_dim: int, config: CarryConfig) -> int:
+    """At most: keys, ``w`` and values of every stage, a state as it is multiplied, and values on their way."""
+    size, tokens = padded(key_dim), 64
+    return 2 * (config.num_stages * tokens * (2 * size + config.block) + (size + tokens) * config.block) + 1024
+
+
 def default_precision(dtype: torch.dtype) -> Precision:
     """For q, k, v of a type: as exact as fp32 arithmetic, in the fewest products on matrix units."""
     return "bf16x3" if dtype == torch.bfloat16 else "tf32x3"
