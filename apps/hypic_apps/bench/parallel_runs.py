@@ -109,7 +109,7 @@ def _by_planner(spent: Mapping[str, Sequence[Cold]]) -> Record:
 def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: Clock, told: Told) -> Record:
     """Entries that lie on other workers: what the links carry when nothing has to be encoded."""
     told(f"{num_workers} workers, {shape[0]} x {shape[1]:,} fetched")
-    spent, rates, nums = list[float](), list[float](), list[int]()
+    spent, rates, nums, each = list[float](), list[float](), list[int](), list[float]()
     for run in range(runs):
         documents = rig.documents([shape[1]] * shape[0], 500 + run)
         rig.use(num_workers, "elsewhere")  # both times the same segments of the same worker
@@ -119,13 +119,16 @@ def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: 
         spent.append(rig.ask(documents).ttft_s)
         after = rig.counts
         nums.append(after.fetched - before.fetched)
-        rates.append((after.came_bytes - before.came_bytes) / max(after.last_came_s - began_s, 1e-9) / 1e9)
+        taken_s = max(after.last_came_s - began_s, 1e-9)
+        rates.append((after.came_bytes - before.came_bytes) / taken_s / 1e9)
+        each.append(taken_s / max(nums[-1], 1))
         rig.forget()
         if clock.is_over:
             break
     return {
         **{"workers": num_workers, "segments": shape[0], "segment_tokens": shape[1], "runs": len(spent)},
         **{"entries_fetched": percentile(nums, 50), "ttft_ms_p50": _ms(spent), "gb_per_s": percentile(rates, 50)},
+        "entry_ms": _ms(each),
     }
 
 

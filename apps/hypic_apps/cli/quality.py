@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,7 +213,8 @@ def _drift(args: argparse.Namespace, arms: Sequence[str], system: str) -> findin
 
     items = sets.of(args.set[0] if args.set else findings.MAIN_SET, pool.load(), args.prompts)
     with screen.working(screen.notes(), f"loading {args.model or 'the bundled model'}"):
-        subject = Subject(args.model, _config(args))
+        # Layers that are recorded are not looked into.
+        subject = Subject(args.model, replace(_config(args), graphs=False))
     with _bar("looking", len(items)) as advance:
         found = drift.measure(subject, items, arms, system, lambda: advance(1))
     if args.plot:

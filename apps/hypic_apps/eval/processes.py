@@ -6,13 +6,16 @@ in it, and whoever is idle takes the next one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -132,10 +135,19 @@ def answering(model: str | None, config: EngineConfig, num_processes: int) -> It
 
 def _settle(numbers: Any) -> None:
     """In a new process: GPUs by turns. Tasks run on this thread, so that all they do is on its GPU."""
+    Thread(target=_end_with_parent, daemon=True).start()
     number, count = numbers.get(), torch.cuda.device_count()
     if count:
         torch.cuda.set_device(number % count)
         torch.set_num_threads(1)  # the host's part of a step is small, and there are many hosts
+
+
+def _end_with_parent() -> None:
+    """However the process that began this one ends, this one does not stay behind with its memory."""
+    parent = parent_process()
+    assert parent is not None, "a process of the pool has a parent"
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 @cache

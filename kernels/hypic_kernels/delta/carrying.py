@@ -36,7 +36,7 @@ def _carry(
     transition_slots: tl.tensor,
     num_states: tl.tensor,
     num_marks: tl.tensor,
-    H: tl.tensor,
+    H: tl.constexpr,
     GROUP: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -51,11 +51,15 @@ def _carry(
     is_state = program < num_states
     number = tl.where(is_state, program, program - num_states)
     blocks = tl.where(is_state, (V + BLOCK - 1) // BLOCK, (K + BLOCK - 1) // BLOCK)
-    width = tl.where(is_state, V, K)
     item, head = number // blocks // H, number // blocks % H
-    channels, columns = tl.arange(0, BLOCK_K), number % blocks * BLOCK + tl.arange(0, BLOCK)
-    in_keys, is_column = channels < K, columns < width
-    cells, inside = channels[:, None] * width + columns[None, :], in_keys[:, None] & is_column[None, :]
+    channels, steps = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK)
+    columns = number % blocks * BLOCK + steps
+    in_keys, is_column = channels < K, steps >= 0
+    if V % BLOCK != 0 or K % BLOCK != 0:
+        is_column = columns < tl.where(is_state, V, K)
+    inside = in_keys[:, None] & is_column[None, :]
+    # Strides are known when this is compiled, so that addresses are few numbers and constants beside them.
+    cells = channels[:, None] * V + columns[None, :]
     if is_state:
         first_chunk, end_chunk = tl.load(chunk_offsets + item), tl.load(chunk_offsets + item + 1)
         slot = tl.load(slots + item).to(tl.int64)
@@ -64,39 +68,52 @@ def _carry(
         first_chunk, end_chunk = tl.load(folds + 2 * item), tl.load(folds + 2 * item + 1)
         state = tl.where(channels[:, None] == columns[None, :], 1.0, 0.0)
     row = tl.load(chunk_indices + 2 * first_chunk)
-    begin, end = tl.load(cu_seqlens + row), tl.load(cu_seqlens + row + 1)
-    begin += tl.load(chunk_indices + 2 * first_chunk + 1) * CHUNK
+    begin = tl.load(cu_seqlens + row) + tl.load(chunk_indices + 2 * first_chunk + 1) * CHUNK
+    left = tl.load(cu_seqlens + row + 1) - begin  # places from here to the row's end
 
+    # Offsets within a chunk are small numbers and the same for all; where a chunk begins is one number.
     kind = k.dtype.element_ty
+    place, within = begin.to(tl.int64), tl.arange(0, CHUNK)
+    w += (place * H + head) * K
+    k += (place * (H // GROUP) + head // GROUP) * K
+    u += (place * H + head) * V
+    values += (place * H + head) * V
+    sums += place * H + head
+    before += (first_chunk.to(tl.int64) * H + head) * (K * V)
+    w_cells, u_cells = within[:, None] * (H * K) + channels[None, :], within[:, None] * (H * V) + columns[None, :]
+    k_cells = within[None, :] * (H // GROUP * K) + channels[:, None]
     for chunk in tl.range(first_chunk, end_chunk, num_stages=NUM_STAGES):
-        places = begin + (chunk - first_chunk) * CHUNK + tl.arange(0, CHUNK)
-        real, place = places < end, places.to(tl.int64)
-        in_chunk = real[:, None] & in_keys[None, :]
-        tile = tl.load(w + (place[:, None] * H + head) * K + channels[None, :], mask=in_chunk, other=0.0)
-        cell = (place[:, None] * H + head) * V + columns[None, :]
+        real = within < left
+        tile = tl.load(w + w_cells, mask=real[:, None] & in_keys[None, :], other=0.0)
         is_value = real[:, None] & is_column[None, :] & is_state
-        value = tl.load(u + cell, mask=is_value, other=0.0).to(tl.float32)
+        value = tl.load(u + u_cells, mask=is_value, other=0.0).to(tl.float32)
         narrow = state.to(kind)
         if is_state:
-            cells_before = before + ((first_chunk.to(tl.int64) + (chunk - first_chunk)) * H + head) * (K * V) + cells
-            tl.store(cells_before, narrow.to(before.dtype.element_ty), mask=inside)
+            tl.store(before + cells, narrow.to(before.dtype.element_ty), mask=inside)
             mark = tl.load(marks + chunk)
             if mark >= 0:
                 tl.store(kept + (mark.to(tl.int64) * H + head) * (K * V) + cells, state, mask=inside)
         value -= tl.dot(tile, narrow, input_precision=INNER)
         if is_state:
-            tl.store(values + cell, value.to(values.dtype.element_ty), mask=is_value)
-        last = tl.load(sums + tl.minimum(begin + (chunk - first_chunk + 1) * CHUNK, end).to(tl.int64) * H - H + head)
-        sum = tl.load(sums + place * H + head, mask=real, other=0.0)
+            tl.store(values + u_cells, value.to(values.dtype.element_ty), mask=is_value)
+        last = tl.load(sums + (tl.minimum(left, CHUNK) - 1) * H)
+        sum = tl.load(sums + within * H, mask=real, other=0.0)
         value *= tl.where(real, tl.exp2(last - sum), 0.0)[:, None]
-        key = (place[None, :] * (H // GROUP) + head // GROUP) * K + channels[:, None]
-        keys = tl.load(k + key, mask=real[None, :] & in_keys[:, None], other=0.0)
+        keys = tl.load(k + k_cells, mask=real[None, :] & in_keys[:, None], other=0.0)
         state = tl.dot(keys, value.to(kind), acc=state * tl.exp2(last), input_precision=INNER)
+        w += CHUNK * H * K
+        k += CHUNK * (H // GROUP) * K
+        u += CHUNK * H * V
+        values += CHUNK * H * V
+        sums += CHUNK * H
+        before += H * (K * V)
+        left -= CHUNK
     if is_state:
         tl.store(kept + ((num_marks + item).to(tl.int64) * H + head) * (K * V) + cells, state, mask=inside)
     else:
         slot = tl.load(transition_slots + item).to(tl.int64)
-        tl.store(transitions + (slot * H + head) * (K * K) + cells, state, mask=inside)
+        square = channels[:, None] * K + columns[None, :]
+        tl.store(transitions + (slot * H + head) * (K * K) + square, state, mask=inside)
 
 
 def carry(
@@ -123,11 +140,11 @@ def carry(
     num_transitions = rows.num_folds * num_heads * -(-key_dim // config.block)
     arguments = (
         k, sums, w, u, rows.cu_seqlens, rows.chunk_indices, rows.chunk_offsets, rows.marks, rows.folds, *states,
-        *found, *transitions, num_states, rows.num_marks, num_heads,
+        *found, *transitions, num_states, rows.num_marks,
     )  # fmt: skip
     constants = {
-        "GROUP": num_heads // k.shape[2], "K": key_dim, "V": value_dim, "CHUNK": CHUNK, "BLOCK_K": padded(key_dim),
-        "BLOCK": config.block, "NUM_STAGES": config.num_stages, "INNER": inner,
+        "H": num_heads, "GROUP": num_heads // k.shape[2], "K": key_dim, "V": value_dim, "CHUNK": CHUNK,
+        "BLOCK_K": padded(key_dim), "BLOCK": config.block, "NUM_STAGES": config.num_stages, "INNER": inner,
     }  # fmt: skip
     return Launch(_carry, (num_states + num_transitions,), arguments, constants, config.num_warps)
 

@@ -14,7 +14,7 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import jobs
-from hypic.engine.store.image import EntryImage
+from hypic.engine.store.image import EntryImage, install_all
 from hypic.types import TokenLogprob
 from hypic_apps.bench.geometries import known
 from hypic_apps.bench.parallel import Rig, Said, rig
@@ -67,7 +67,7 @@ def without_tail(images: Sequence[EntryImage]) -> list[EntryImage]:
 def test_a_fault_of_what_comes_is_seen_by_every_comparison(
     two: Rig, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Sequence[EntryImage]], list[EntryImage]]
 ) -> None:
-    sound, seen = jobs.install_all, list[EntryImage]()
+    sound, seen = install_all, list[EntryImage]()
 
     def install(pool: Any, arrived: Sequence[tuple[EntryImage, Any]]) -> None:
         seen.extend(image for image, _ in arrived)

@@ -55,7 +55,7 @@ def main(folder: Path) -> dict[str, Any]:
         with running(folder, 2, setup) as engine:
             peers = engine.workers.peers
             found = [engine.ask(prompts[0])[0]]
-            result = {"host": peers.view.peers[1].hello.host, "carrier": peers.view.peers[1].carrier}
+            result: dict[str, Any] = {"host": peers.view.peers[1].hello.host, "carrier": peers.view.peers[1].carrier}
             result |= {"came": peers.counts.came, "fell_back": peers.counts.fell_back}
             run("ip", "link", "set", "front", "down")
             started = time.monotonic()
