@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -42,12 +44,38 @@ def _seconds(text: str, ttl: object) -> float:
     return value
 
 
+def _memory(memory: object) -> int | float:
+    """Bytes, or a share as a float; text such as ``"0.5"`` is a share, since nobody means half a byte."""
+    if isinstance(memory, str) and re.fullmatch(r"\s*0?\.\d+\s*", memory):
+        return _share(float(memory), memory)
+    if isinstance(memory, float):
+        return _share(memory, memory)
+    is_fraction = isinstance(memory, str) and re.fullmatch(r"\s*\d+\.\d+\s*", memory)
+    if isinstance(memory, int | str) and not isinstance(memory, bool) and not is_fraction:
+        with suppress(ConfigError):
+            return parse_bytes(memory)
+    raise _no_memory(memory)
+
+
+def _share(share: float, memory: object) -> float:
+    if not 0.0 < share < 1.0:
+        raise _no_memory(memory)
+    return share
+
+
+def _no_memory(memory: object) -> ConfigError:
+    return ConfigError(
+        f"memory is {memory!r}; pass bytes as a whole number, a size such as '8GiB', or a share of what is free "
+        "between 0 and 1, such as 0.5."
+    )
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of one engine.
 
     ``memory`` sizes the one pool of pages and state slots: bytes, a size such as ``"8GiB"``, or a
-    share of what is free as a float in (0, 1); half by default. ``store`` says where cached entries are kept
+    share of what is free in (0, 1), such as ``0.5``; half by default. ``store`` says where cached entries are kept
     (``"device://8GiB,host://32GiB,disk:///path?size=200GiB"``, any of them): ``device`` caps what unpinned entries may
     hold of the pool (by default all that requests do not use), ``host`` and ``disk`` take what falls out of it.
     ``storage`` is the form of cached states: ``lossless``, or ``bfloat16``, half the size for a relative error of at
@@ -136,14 +164,13 @@ class EngineConfig:
             )
 
     def memory_bytes(self, free_bytes: int) -> int:
-        """Size of the pool, given the bytes that are free once the weights are loaded."""
-        if isinstance(self.memory, float):
-            if not 0.0 < self.memory < 1.0:
-                raise ConfigError(
-                    f"memory is {self.memory!r}; a share must lie between 0 and 1, or give bytes as a whole number."
-                )
-            return int(free_bytes * self.memory)
-        return parse_bytes(self.memory)
+        """Size of the pool, given the bytes that are free once the weights are loaded.
+
+        Raises:
+            ConfigError: ``memory`` is neither a size nor a share.
+        """
+        size = _memory(self.memory)
+        return int(free_bytes * size) if isinstance(size, float) else size
 
     def ttl_s(self, namespace: str | None) -> float | None:
         """Seconds after which what is cached in a namespace is forgotten, or ``None``.

@@ -15,6 +15,8 @@ from hypic.errors import ConfigError
 
 Reuse = Literal["segments", "prefix", "none"]
 Compose = Literal["transition", "addition", "last"]
+# Times a segment's tokens that may be run to encode all of its interiors; each is encoded from the segment's start.
+MOST_ENCODED = 32
 COUNTS = ("seam", "min_segment_tokens", "tail_seam", "seam_every", "live_last")
 
 
@@ -53,6 +55,8 @@ class Policy:
     Four settings run more in context: ``tail_seam`` tokens at each segment's end; a seam of at least
     ``seam_share`` of the segment's length; another seam every ``seam_every`` tokens of a segment (0: none),
     with an entry for each interior between two of them; and the prompt's last ``live_last`` segments in full.
+    Each of those interiors is encoded from the segment's start, which takes about ``n^2 / (2 seam_every)`` tokens for a
+    segment of ``n``; a segment for which that is more than 32 n is refused.
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -106,6 +110,28 @@ class Policy:
         ends = [*range(start + self.seam_every - self.seam, stop - 2 * self.seam, self.seam_every), stop]
         starts = [start, *(end + self.seam for end in ends[:-1])]
         return tuple(zip(starts, ends, strict=True))
+
+    def check_encoding(self, num_tokens: int, seam: int | None = None) -> None:
+        """
+        Raises:
+            ConfigError: ``seam_every`` is so small for a segment of ``num_tokens`` that encoding it costs too much.
+        """
+        least, share = self, self._encoded_share(num_tokens, seam)
+        if share <= MOST_ENCODED:
+            return
+        while (now := least._encoded_share(num_tokens, seam)) > MOST_ENCODED:
+            more = math.ceil(least.seam_every * now / MOST_ENCODED)
+            least = least.with_(seam_every=max(least.seam_every + 1, more))
+        raise ConfigError(
+            f"seam_every is {self.seam_every}, with which encoding a segment of {num_tokens:,} tokens would run "
+            f"{share:,.1f} times as many; at most {MOST_ENCODED} times are run: set seam_every to {least.seam_every} "
+            "or more, or cut the segment into shorter ones."
+        )
+
+    def _encoded_share(self, num_tokens: int, seam: int | None) -> float:
+        """Tokens that are run to encode all interiors of a segment, over its own."""
+        interiors = self.interiors(num_tokens, seam) if self.seam_every else ()
+        return sum(stop for _, stop in interiors) / max(1, num_tokens)
 
     def num_cached(self, num_tokens: int, seam: int | None = None) -> int:
         """Tokens of a segment of ``num_tokens`` that are not run when it is cached."""

@@ -20,7 +20,7 @@ from hypic.engine.store import encoding, erasing
 from hypic.engine.store.files import File, files_in, folders_in, key_of, mapped, read_about, strays, unlinked
 from hypic.engine.store.texts import Texts, Wanted
 from hypic.errors import ConfigError, StoreCorrupt, StoreError
-from hypic.kept import Forgotten
+from hypic.kept import Forgotten, check_meant
 from hypic.store_spec import TierSpec, parse_store
 
 # The disk tier names a model's folder by the beginning of a digest.
@@ -158,16 +158,24 @@ def verify(root: Path, progress: Callable[[int], None] | None = None) -> Iterato
 
 
 def forget(
-    root: Path, *, source: str | None = None, name: str | None = None, namespace: str | None = None
+    root: Path,
+    *,
+    source: str | None = None,
+    name: str | None = None,
+    namespace: str | None = None,
+    everything: bool = False,
 ) -> Forgotten:
-    """Remove the files of texts that match all of what is given, and those that hold their tokens; of all models.
+    """Remove the files of texts that match all of what is given, and those that hold their tokens, or with
+    ``everything`` all that are there; of all models.
 
     Raises:
-        ConfigError: nothing is given; ``clear`` removes everything.
+        ConfigError: it is not said what to forget: no label is given, and not ``everything`` either; or both are.
     """
+    check_meant(source, name, namespace, everything)
+    if everything:
+        num_entries = clear(root)
+        return Forgotten(num_entries=num_entries, num_files=num_entries + sum(map(unlinked, strays(root))))
     wanted = Wanted(source, name, namespace)
-    if wanted.is_all:
-        raise ConfigError("forget needs a source, a name or a namespace; to remove everything, clear the store.")
     removed = sum(_forget_in(Path(folder), wanted) for folder in folders_in(root))
     remove(matching(entries(root), source=source, name=name, namespace=namespace))  # says so where one stayed
     return Forgotten(num_entries=removed, num_files=removed)

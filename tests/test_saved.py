@@ -138,8 +138,11 @@ def test_forgetting_without_a_model(label: dict[str, str], num: int, filled: Pat
     )
     assert saved.forget(filled, **label) == Forgotten(num_entries=num, num_files=num)
     assert len(traces(filled, SECRET, ids)) == 2 - num and len(kept(filled)) == 3 - num
-    with pytest.raises(ConfigError, match="clear"):
+    with pytest.raises(ConfigError, match="pass everything=True"):
         saved.forget(filled)
+    with pytest.raises(ConfigError, match="pass one or the other"):
+        saved.forget(filled, name="code", everything=True)
+    assert saved.forget(filled, everything=True).num_files == 3 - num and files(filled) == []
 
 
 # -- through an engine -----------------------------------------------------------------------------------------------
@@ -269,10 +272,18 @@ def test_cache_forgets_collects_and_clears(filled: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == "removed: 1 files\n" and files(filled) == []
 
 
+def test_cache_forgets_everything(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "cache", "forget", "--store", str(filled), "--everything")
+    assert found["num_entries"] == 3 and files(filled) == []
+    assert told(capsys, "cache", "forget", "--store", str(filled), "--everything")["num_files"] == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [["ls"], ["forget", "--store", "."], ["ls", "--store", "x", "--url", "y"], ["ls", "--store", "no such folder"],
-     ["verify", "--url", "http://127.0.0.1:1"], ["ls", "--store", "device://1GiB"], ["look", "--store", "."]],
+    [["forget", "--store", ".", "--everything", "--name", "x"], ["ls", "--store", ".", "--everything"],
+     ["clear", "--store", ".", "--source", "x"], ["ls"], ["forget", "--store", "."], ["look", "--store", "."],
+     ["ls", "--store", "x", "--url", "y"], ["ls", "--store", "no such folder"],
+     ["verify", "--url", "http://127.0.0.1:1"], ["ls", "--store", "device://1GiB"]],
 )  # fmt: skip
 def test_cache_says_what_is_missing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", *arguments]) == 2

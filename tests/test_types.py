@@ -104,9 +104,16 @@ def test_the_shortest_segment_follows_the_seam() -> None:
     [
         ({"dtype": "int8"}, "dtype is 'int8'; choose one of 'auto', 'float64'"),
         ({"load_format": "pickle"}, "load_format is 'pickle'"),
-        ({"memory": 1.5}, "memory is 1.5; a share must lie between 0 and 1"),
-        ({"memory": "8 Gb"}, "'8 Gb' is not a size"),
-        ({"memory": "lots"}, "'lots' is not a size"),
+        ({"memory": 1.5}, "memory is 1.5; pass bytes as a whole number, a size such as '8GiB', or a share"),
+        ({"memory": "1.5"}, "memory is '1.5'; pass bytes"),
+        ({"memory": "0.0"}, "memory is '0.0'; pass bytes"),
+        ({"memory": "50%"}, "memory is '50%'; pass bytes"),
+        ({"memory": "lots"}, "memory is 'lots'; pass bytes"),
+        ({"memory": None}, "memory is None; pass bytes"),
+        ({"memory": True}, "memory is True; pass bytes"),
+        ({"memory": -1}, "memory is -1; pass bytes"),
+        ({"memory": float("nan")}, "memory is nan; pass bytes"),
+        ({"memory": "8 Gb"}, "memory is '8 Gb'; pass bytes"),
         ({"store": "disk://1GiB"}, "'disk://1GiB' has no absolute path"),
         ({"store": "device://much"}, "'much' is not a size"),
         ({"max_running": 0}, "max_running is 0; it must be a whole number, 1 or more"),
@@ -134,6 +141,12 @@ def test_sizes() -> None:
     assert EngineConfig(store="device://2GiB").store_bytes == 2**31 and EngineConfig().store_bytes is None
     assert EngineConfig(memory=0.25).memory_bytes(1000) == 250
     assert EngineConfig(memory="1 KB").memory_bytes(5) == 1000
+    assert [EngineConfig(memory=text).memory_bytes(1000) for text in ("0.5", " .25 ", "0.5 KB", "7")] == [
+        500,
+        250,
+        500,
+        7,
+    ]
 
 
 def test_pieces_of_an_answer_join() -> None:

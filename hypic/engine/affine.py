@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -71,80 +72,60 @@ def _multiply(later: Tensor, earlier: Tensor) -> Tensor:
     return later @ earlier if later.ndim == 4 else later * earlier
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The order in which chains of maps are walked side by side.
+class Move(NamedTuple):
+    """``num`` maps from ``row`` of a source on, applied to the states at ``before`` on, which gives those at
+    ``after`` on."""
 
-    Chains are sorted by falling length, so that the chains still running at step ``p`` are the
-    first ``widths[p]``. Maps are laid out step by step: the map of sorted chain ``c`` at step ``p``
-    stands at ``offsets[p] + c``, its *place*. ``chains[c]`` is the original number of sorted chain ``c``.
-    """
-
-    widths: tuple[int, ...]
-    offsets: tuple[int, ...]
-    chains: tuple[int, ...]
-
-    @property
-    def num_places(self) -> int:
-        return self.offsets[-1] if self.offsets else 0
-
-    @staticmethod
-    def of(lengths: Sequence[int]) -> Schedule:
-        """For chains of ``lengths`` maps each."""
-        order = sorted(range(len(lengths)), key=lambda c: -lengths[c])
-        longest = max(lengths, default=0)
-        widths = [sum(length > p for length in lengths) for p in range(longest)]
-        offsets = [0]
-        for width in widths:
-            offsets.append(offsets[-1] + width)
-        return Schedule(tuple(widths), tuple(offsets), tuple(order))
-
-    def places(self, chain: int, length: int) -> list[int]:
-        """Places of the maps of the original chain ``chain``."""
-        column = self.chains.index(chain)
-        return [self.offsets[p] + column for p in range(length)]
+    source: int
+    row: int
+    before: int
+    after: int
+    num: int
 
 
-def exclusive_scan(maps: Affine, schedule: Schedule, state: Tensor) -> Tensor:
-    """States before every map, then the states after the last map of every chain.
+class Factor(NamedTuple):
+    """``num`` transitions from ``row`` of a source on, behind the products in ``column`` on, or the first there."""
 
-    ``maps`` lie in the schedule's places, ``[num_places, ...]``; ``state`` is the state each sorted
-    chain starts from, ``[num_chains, H, K, V]``. Returns ``[num_places + num_chains, H, K, V]``.
-    Not differentiable: every state is written where it belongs.
-    """
-    places, heads = schedule.num_places, state.shape[1]
-    states = state.new_empty((places + len(schedule.chains), *state.shape[1:]))
-    states[places:] = state
-    if schedule.widths:
-        states[: schedule.widths[0]] = state[: schedule.widths[0]]
-    flat = states.view(-1, *state.shape[2:])
-    steps = _Steps(*_flattened(maps), flat, is_dense=maps.transition.ndim == 4)
-    for step, width in enumerate(schedule.widths):
-        remaining = schedule.widths[step + 1] if step + 1 < len(schedule.widths) else 0
-        start, after = schedule.offsets[step] * heads, schedule.offsets[step + 1] * heads
-        steps.run(start, after, remaining * heads)
-        steps.run(start + remaining * heads, (places + remaining) * heads, (width - remaining) * heads)
-    return states
+    source: int
+    row: int
+    column: int
+    num: int
+    is_first: bool
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """One step of the scan writes the next states where they belong: heads are rows, ``[rows, K, V]``."""
+Run = TypeVar("Run", Move, Factor)
 
-    transition: Tensor
-    end_state: Tensor
-    states: Tensor
-    is_dense: bool
 
-    def run(self, start: int, target: int, count: int) -> None:
-        """``count`` rows from ``start`` on, to ``target`` on."""
-        if count == 0:
-            return
-        here, there = slice(start, start + count), self.states[target : target + count]
-        if self.is_dense:
-            torch.baddbmm(self.end_state[here], self.transition[here], self.states[here], out=there)
+def merged(runs: Sequence[Run]) -> list[Run]:
+    """Runs of which each begins where the one before it ends, in all its places, as one."""
+    found: list[Run] = []
+    for run in runs:
+        if found and _behind(found[-1]) == run._replace(num=found[-1].num):
+            found[-1] = found[-1]._replace(num=found[-1].num + run.num)
         else:
-            torch.addcmul(self.end_state[here], self.transition[here], self.states[here], out=there)
+            found.append(run)
+    return found
+
+
+def _behind(run: Run) -> Run:
+    if isinstance(run, Move):
+        return run._replace(row=run.row + run.num, before=run.before + run.num, after=run.after + run.num)
+    return run._replace(row=run.row + run.num, column=run.column + run.num)
+
+
+def scan(sources: Sequence[Affine], moves: Sequence[Move], states: Tensor) -> None:
+    """States before and after every map, into ``states [P, H, K, V]``, which holds those that chains start from.
+
+    Moves stand in an order in which what one needs was made before it. Not differentiable: every state is written where
+    it belongs.
+    """
+    heads, flat = states.shape[1], states.view(-1, *states.shape[2:])
+    flattened = [_flattened(maps) for maps in sources]
+    for source, row, before, after, num in moves:
+        (transition, end_state), rows = flattened[source], slice(row * heads, (row + num) * heads)
+        here, there = (flat[place * heads : (place + num) * heads] for place in (before, after))
+        apply = torch.baddbmm if sources[source].transition.ndim == 4 else torch.addcmul
+        apply(end_state[rows], transition[rows], here, out=there)
 
 
 def _flattened(maps: Affine) -> tuple[Tensor, Tensor]:
@@ -153,17 +134,15 @@ def _flattened(maps: Affine) -> tuple[Tensor, Tensor]:
     return transition[(...,) + (None,) * (3 - transition.ndim)], end_state
 
 
-def fold(maps: Affine, schedule: Schedule, start: Affine) -> Affine:
-    """The product of every chain's maps behind ``start``: one map per sorted chain."""
-    done = start
-    for step, width in enumerate(schedule.widths):
-        here = slice(schedule.offsets[step], schedule.offsets[step] + width)
-        head = done[:width].then(maps[here])
-        done = head if width == len(schedule.chains) else _replace_head(done, head, width)
+def product(sources: Sequence[Tensor], factors: Sequence[Factor], num_columns: int) -> Tensor:
+    """Products of transitions ``[num_columns, H, ...]``; every column has a first factor."""
+    done = sources[factors[0].source].new_empty((num_columns, *sources[factors[0].source].shape[1:]))
+    for source, row, column, num, is_first in factors:
+        here, there = sources[source][row : row + num], done[column : column + num]
+        there.copy_(here if is_first else _multiply(here, there))
     return done
 
 
-def _replace_head(maps: Affine, head: Affine, width: int) -> Affine:
-    return Affine(
-        torch.cat([head.transition, maps.transition[width:]]), torch.cat([head.end_state, maps.end_state[width:]])
-    )
+def between(before: Tensor, transition: Tensor, after: Tensor) -> Affine:
+    """The map with this transition that leads from states ``before`` to those ``after``: ``B = S - T S_0``."""
+    return Affine(transition, after - act(transition, before))

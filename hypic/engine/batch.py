@@ -17,7 +17,7 @@ from torch import Tensor
 from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink, To
 from hypic.engine.conv_plan import ConvPlan, Tails
 from hypic.engine.kernel_plan import KernelPlan
-from hypic.engine.scan_plan import CHUNK_SIZES, ScanPlan, chunk_size_for, scan_plan
+from hypic.engine.scan_plan import CHUNK_SIZES, ScanPlan, chunk_sizes_for, scan_plan
 from hypic.engine.segment import Slots
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "QueryBlock",
     "RowLink",
     "ScanPlan",
-    "chunk_size_for",
+    "chunk_sizes_for",
 ]
 QUERY_BLOCK = 1024
 

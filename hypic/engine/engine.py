@@ -77,7 +77,8 @@ class Engine:
         """Queue a request.
 
         Raises:
-            PromptError, PromptTooLong, StoreFull: it could never run; nothing was computed or stored.
+            PromptError, PromptTooLong, StoreFull, ConfigError: it could never run, or its policy asks too much; nothing
+                was computed or stored.
         """
         if task.is_head:
             self.heads.append(task)

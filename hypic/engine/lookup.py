@@ -67,8 +67,8 @@ class Lookup:
             capacity = self.pool.capacity
             raise StoreFull(
                 f"the prompt needs {need.pages} pages, {need.states} state slots and {need.transitions} transition "
-                f"slots, and memory holds {capacity.pages}, {capacity.states} and {capacity.transitions}; raise "
-                "memory= or pass fewer segments."
+                f"slots, and the pool that memory= sizes holds {capacity.pages}, {capacity.states} and "
+                f"{capacity.transitions}; raise memory= or pass fewer segments."
             )
 
     def prefetch(self, request: Request) -> None:

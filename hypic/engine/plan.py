@@ -234,6 +234,7 @@ class _Builder:
 
     def segment(self, piece: Piece, digest: Any, later: Later) -> None:
         assert piece.segment is not None, "only pieces with a segment come here"
+        self.policy.check_encoding(len(piece.ids), piece.segment.seam)
         interiors, origin = self.policy.interiors(len(piece.ids), piece.segment.seam), self.num_tokens
         reason = _live_reason(piece, self.policy, interiors, later)
         self.spaces.add(piece.segment.namespace)
@@ -268,6 +269,7 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
 
     Raises:
         PromptError: there is no token at all.
+        ConfigError: encoding a segment would cost too much (``Policy.check_encoding``).
     """
     pieces = [piece for piece in pieces if piece.ids]
     if not pieces:

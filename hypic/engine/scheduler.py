@@ -22,6 +22,7 @@ from hypic.errors import HypicError, StoreFull
 MIN_SNAPSHOT_TOKENS = 32
 MIN_PREFILL_TOKENS = 64
 PREFETCHED = 4
+TOO_SMALL = "the pool that memory= sizes is too small for this prompt; raise memory= or shorten the prompt."
 
 
 class Scheduler:
@@ -107,7 +108,7 @@ class Scheduler:
         if len(self.running) > 1:
             self.preempt(blocked[-1])
         else:
-            self._fail(blocked[0], StoreFull("memory is too small for this prompt; raise memory= or shorten it."))
+            self._fail(blocked[0], StoreFull(TOO_SMALL))
 
     def _admit(self) -> None:
         for request in islice(self.waiting, PREFETCHED):
@@ -119,7 +120,7 @@ class Scheduler:
             elif self.running:
                 return
             elif self.store.clear() == 0:
-                self._fail(request, StoreFull("memory is too small for this prompt; raise memory= or shorten it."))
+                self._fail(request, StoreFull(TOO_SMALL))
 
     def _fill(self, work: Work, together: list[Request]) -> None:
         """Decode first: it may preempt, and what it preempts is in no other part of the step yet."""
@@ -141,10 +142,12 @@ class Scheduler:
 
     def _run_alone(self, work: Work, request: Request) -> None:
         jobs = [job for job in self.admission.encoding.values() if request.id in job.waiters]
-        if jobs:
-            self._encode(work, self.max_step_tokens, jobs[:1])
-        elif any(request.id in job.waiters for job in self.admission.jobs.loading.values()):
-            return  # its steps are the same whether its segments are loaded or there
+        loading = [job for job in self.admission.jobs.loading.values() if request.id in job.waiters]
+        here = [job for job in jobs if not job.away]
+        if here:
+            self._encode(work, self.max_step_tokens, here[:1])
+        elif jobs or loading:
+            return  # its steps are the same whether its segments are on their way or there
         elif request.is_decoding:
             self._decode(work, request)
         else:
@@ -213,7 +216,8 @@ class Scheduler:
             others = [r for r in self.running.values() if r is not request and not work.has(r)]
             if not others and not work.requests:
                 self._fail(
-                    request, StoreFull("memory has no page left for the answer; raise memory= or lower max_tokens.")
+                    request,
+                    StoreFull("the pool that memory= sizes has no page left; raise memory= or lower max_tokens."),
                 )
             if not others:
                 return False

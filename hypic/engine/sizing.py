@@ -75,7 +75,7 @@ def split(
     needed = needed_bytes(kept, page_size, max_context, num_running)
     if budget_bytes < needed:
         raise ConfigError(
-            f"memory of {budget_bytes} bytes is too small for {num_running} running states and one request of "
+            f"memory is {budget_bytes} bytes, too small for {num_running} running states and one request of "
             f"{max_context} tokens, which take {needed} bytes; raise memory= or lower max_context= or max_running=."
         )
     spare, fewest = budget_bytes - needed, reserve(page_size, max_context, num_running)

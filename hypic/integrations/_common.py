@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 from hypic.registry import POLICY_NAME, Registry
-from hypic.types import Prompt, PromptLike, Segment, TextEngine
+from hypic.types import Policy, Prompt, PromptLike, Segment, TextEngine
 
 HINTS = ("kind", "name", "source", "cache", "namespace", "ttl_s", "seam")
 LIVE: Mapping[str, Any] = {"cache": False}
@@ -281,3 +281,9 @@ def _found(pieces: Sequence[Segment | str], message: int, block: int) -> Iterato
         if isinstance(piece, Segment):
             yield Found(message, block, start, end, piece.name, piece.source)
         start = end
+
+
+def way_out(name: str, value: object, otherwise: str) -> str:
+    """What to do about an unknown option: policy knobs have a place of their own."""
+    is_policy = name in {known.name for known in fields(Policy)}
+    return f"it is part of the policy, so pass policy=hypic.Policy({name}={value!r})." if is_policy else otherwise

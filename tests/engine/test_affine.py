@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hypic.engine.affine import Affine, Schedule, act, exclusive_scan, fold, identity
+from hypic.engine.affine import Affine, Factor, Move, act, between, identity, merged, product, scan
 
 H, K, V = 2, 4, 3
 TRANSITIONS = {"head": (H,), "diagonal": (H, K), "dense": (H, K, K)}
@@ -83,58 +85,88 @@ def test_identity_is_a_copy_that_may_be_written() -> None:
     assert bool((one[1] == torch.eye(K)).all())
 
 
-LENGTHS = st.lists(st.integers(0, 7), min_size=1, max_size=6)
+LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=6)
 
 
-def laid_out(maps: list[Affine], schedule: Schedule, lengths: list[int]) -> Affine:
-    """Maps by chain, put into the schedule's places."""
-    transition = torch.full((schedule.num_places, *maps[0].transition.shape[1:]), torch.nan, dtype=torch.float64)
-    end_state = torch.full((schedule.num_places, H, K, V), torch.nan, dtype=torch.float64)
-    for chain, length in enumerate(lengths):
-        places = torch.tensor(schedule.places(chain, length), dtype=torch.long)
-        transition[places] = maps[chain].transition[:length]
-        end_state[places] = maps[chain].end_state[:length]
-    return Affine(transition, end_state)
+def laid_out(chains: list[Affine], draw: random.Random) -> tuple[list[Affine], list[list[tuple[int, int]]]]:
+    """Maps by chain, put into two sources in any order, and where each chain's stand: source and row."""
+    where = [[(draw.randrange(2), 0) for _ in range(len(maps.transition))] for maps in chains]
+    rows: list[list[tuple[int, int]]] = [[], []]
+    for number, position in draw.sample(all_of(where), len(all_of(where))):
+        source = where[number][position][0]
+        where[number][position] = source, len(rows[source])
+        rows[source].append((number, position))
+    return [picked(chains, row) for row in rows], where
 
 
-@given(LENGTHS)
-def test_a_schedule_gives_every_map_a_place_of_its_own(lengths: list[int]) -> None:
-    schedule = Schedule.of(lengths)
-    places = [place for chain, length in enumerate(lengths) for place in schedule.places(chain, length)]
-    assert sorted(places) == list(range(sum(lengths))) and schedule.num_places == sum(lengths)
-    assert sorted(schedule.chains) == list(range(len(lengths)))
-    assert list(schedule.widths) == sorted(schedule.widths, reverse=True)
+def all_of(lists: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    return [(number, position) for number, one in enumerate(lists) for position in range(len(one))]
+
+
+def picked(chains: list[Affine], row: list[tuple[int, int]]) -> Affine:
+    none = chains[0][:0]
+    transitions = [chains[number].transition[position : position + 1] for number, position in row]
+    end_states = [chains[number].end_state[position : position + 1] for number, position in row]
+    return Affine(torch.cat([none.transition, *transitions]), torch.cat([none.end_state, *end_states]))
 
 
 @settings(deadline=None)
 @given(KINDS, LENGTHS, SEEDS)
-def test_exclusive_scan_is_the_loop_over_each_chain(kind: str, lengths: list[int], seed: int) -> None:
-    maps = [random_maps(kind, max(1, length), seed + chain) for chain, length in enumerate(lengths)]
-    schedule, start = Schedule.of(lengths), random_states(len(lengths), seed)
-    sorted_start = start[torch.tensor(schedule.chains)]
-    states = exclusive_scan(laid_out(maps, schedule, lengths), schedule, sorted_start)
-    assert len(states) == schedule.num_places + len(lengths)
-    for chain, length in enumerate(lengths):
-        state = start[chain : chain + 1]
-        for place, number in zip(schedule.places(chain, length), range(length), strict=True):
+def test_a_scan_is_the_loop_over_each_chain(kind: str, lengths: list[int], seed: int) -> None:
+    chains, draw = [random_maps(kind, num, seed + number) for number, num in enumerate(lengths)], random.Random(seed)
+    sources, where = laid_out(chains, draw)
+    places = draw.sample(range(sum(lengths) + len(lengths)), sum(lengths) + len(lengths))
+    before = [[places.pop() for _ in range(num + 1)] for num in lengths]
+    states = torch.full((sum(lengths) + len(lengths), H, K, V), torch.nan, dtype=torch.float64)
+    start = random_states(len(lengths), seed)
+    states[torch.tensor([own[0] for own in before])] = start
+    moves = [
+        Move(*where[number][position], before[number][position], before[number][position + 1], 1)
+        for position in range(max(lengths)) for number, num in enumerate(lengths) if position < num
+    ]  # fmt: skip
+    scan(sources, moves, states)
+    for number, num in enumerate(lengths):
+        state = start[number : number + 1]
+        for position in range(num + 1):
+            place = before[number][position]
             assert close(states[place : place + 1], state)
-            state = maps[chain][number : number + 1].apply(state)
-        final = schedule.num_places + schedule.chains.index(chain)
-        assert close(states[final : final + 1], state)
+            if position < num:
+                state = chains[number][position : position + 1].apply(state)
+
+
+@given(KINDS, st.integers(1, 5), st.integers(1, 3), SEEDS)
+def test_neighbours_in_all_places_are_one_move(kind: str, num: int, behind: int, seed: int) -> None:
+    maps, start = random_maps(kind, num + behind, seed), random_states(num + behind, seed)
+    singly = [Move(0, row, row, num + behind + row, 1) for row in range(num + behind)]
+    together = merged([move for move in singly if move.row != num])
+    expected = [Move(0, 0, 0, num + behind, num)]
+    if behind > 1:
+        expected.append(Move(0, num + 1, num + 1, 2 * num + behind + 1, behind - 1))
+    assert together == expected and merged(singly) == [Move(0, 0, 0, num + behind, num + behind)]
+    states = torch.cat([start, torch.full_like(start, torch.nan)])
+    scan([maps], merged(singly), states)
+    assert close(states[num + behind :], maps.apply(start))
 
 
 @settings(deadline=None)
-@given(KINDS, st.lists(st.integers(1, 7), min_size=1, max_size=6), SEEDS)
-def test_fold_is_the_product_of_each_chain(kind: str, lengths: list[int], seed: int) -> None:
-    maps = [random_maps(kind, length, seed + chain) for chain, length in enumerate(lengths)]
-    schedule, start = Schedule.of(lengths), random_maps(kind, len(lengths), seed - 1)
-    order = torch.tensor(schedule.chains)
-    folded = fold(laid_out(maps, schedule, lengths), schedule, start[order])
-    for column, chain in enumerate(schedule.chains):
-        expected = start[chain : chain + 1]
-        for number in range(lengths[chain]):
-            expected = expected.then(maps[chain][number : number + 1])
-        assert same(folded[column : column + 1], expected)
+@given(KINDS, LENGTHS, SEEDS)
+def test_products_and_what_lies_between_states_are_the_map_of_each_chain(
+    kind: str, lengths: list[int], seed: int
+) -> None:
+    chains = [random_maps(kind, num, seed + number) for number, num in enumerate(lengths)]
+    sources, where = laid_out(chains, random.Random(seed))
+    factors = [
+        Factor(*where[number][position], number, 1, position == 0)
+        for position in range(max(lengths)) for number, num in enumerate(lengths) if position < num
+    ]  # fmt: skip
+    transition = product([maps.transition for maps in sources], merged(factors), len(lengths))
+    before = random_states(len(lengths), seed)
+    for number, num in enumerate(lengths):
+        whole = chains[number][:1]
+        for position in range(1, num):
+            whole = whole.then(chains[number][position : position + 1])
+        column = slice(number, number + 1)
+        assert same(between(before[column], transition[column], whole.apply(before[column])), whole)
 
 
 @pytest.mark.parametrize("kind", TRANSITIONS)

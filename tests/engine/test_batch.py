@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hypic.engine.batch import CHUNK_SIZES, Batch, Chain, FoldInto, InteriorLink, RowLink, chunk_size_for
+from hypic.engine.batch import CHUNK_SIZES, Batch, Chain, FoldInto, InteriorLink, RowLink, chunk_sizes_for
 
 CPU = torch.device("cpu")
 Links = list[RowLink | InteriorLink]
@@ -76,7 +76,7 @@ def test_keys_stand_where_they_are_told_to() -> None:
 
 @pytest.mark.parametrize("lengths", [[1], [8] * 30, [16, 3], [1, 1, 1]])
 def test_short_rows_are_padded_as_little_as_can_be(lengths: list[int]) -> None:
-    assert chunk_size_for(lengths) == min(CHUNK_SIZES)
+    assert chunk_sizes_for(lengths) == CHUNK_SIZES[:1]
 
 
 # -- against a walk --------------------------------------------------------------------------------------------------
@@ -171,40 +171,93 @@ def test_convolutions_see_what_precedes_in_the_chain(width: int) -> None:
             assert torch.equal(tail, written[slot])
 
 
+def test_rows_of_very_different_lengths_are_cut_into_chunks_of_different_sizes() -> None:
+    assert chunk_sizes_for([8] * 60 + [512] * 30) == (16, 32) and chunk_sizes_for([8] * 60 + [512] * 30, 128)[0] == 16
+    assert len(chunk_sizes_for([8] * 3 + [40])) == 1
+
+
+class Walked:
+    """A plan's moves carried out on words in the place of states: what each place has seen, map by map."""
+
+    def __init__(self, made: Random, batch: Batch) -> None:
+        self.plan = plan = batch.scan
+        names = [[("chunk", tuple(t for t in row.tolist() if t < batch.num_tokens)) for row in c] for c in plan.chunks]
+        slots = zip(plan.interior_states.tolist(), plan.interior_origins.tolist(), strict=True)
+        self.names = [*names, [("interior", slot) for slot in slots]]
+        self.seen: dict[int, tuple[object, ...]] = {}
+        for place, slot in zip(plan.starts.tolist(), plan.initial_slots.tolist(), strict=True):
+            self.seen[place] = (slot,)
+        for move in (*plan.encodes, *plan.requests):
+            for n in range(move.num):
+                assert move.after + n not in self.seen
+                self.seen[move.after + n] = (*self.seen[move.before + n], self.names[move.source][move.row + n])
+
+    def chunk_places(self) -> list[tuple[object, int]]:
+        """What stands before every chunk, as the layer reads it: places in the sources' order."""
+        return list(zip((name for source in self.names[:-1] for name in source), range(10**6), strict=False))
+
+
 def test_scans_follow_each_chain_and_folds_each_interior() -> None:
+    num_folds = num_sizes = 0
     for seed in range(60):
         made = Random(seed)
         batch = Batch.pack(made.chains, 4, CPU)
-        scan, size = batch.scan, batch.scan.chunks.shape[1]
-        flat = scan.chunks.reshape(-1)
+        scan, walked = batch.scan, Walked(made, batch)
+        flat = torch.cat([chunks.reshape(-1) for chunks in scan.chunks])
         assert torch.equal(flat[scan.token_chunks], torch.arange(batch.num_tokens))
         assert int((flat == batch.num_tokens).sum()) == len(flat) - batch.num_tokens
-        places = torch.cat([scan.chunk_places, scan.interior_places])
-        assert sorted(places.tolist()) == list(range(scan.schedule.num_places))
-        chunk, interior, fold = 0, 0, 0
-        folded = {int(s): column for column, s in enumerate(scan.fold_states)}
-        for number, one in enumerate(made.chains):
-            column = scan.schedule.chains.index(number)
-            expected = iter(place + column for place in scan.schedule.offsets)
-            final = scan.schedule.num_places + column
-            written = dict(zip(scan.write_slots.tolist(), scan.write_places.tolist(), strict=True))
-            assert int(scan.initial_slots[column]) == one.initial_slot and written[one.final_slot] == final
-            for position, link in enumerate(one.links):
+        assert sorted(walked.seen) == list(range(scan.num_places))
+        written = dict(zip(scan.write_slots.tolist(), scan.write_places.tolist(), strict=True))
+        before, token, fold_maps = dict(walked.chunk_places()), 0, folded(walked)
+        for one in made.chains:
+            seen: tuple[object, ...] = (one.initial_slot,)
+            for link in one.links:
                 if isinstance(link, InteriorLink):
-                    assert int(scan.interior_places[interior]) == next(expected)
-                    assert int(scan.interior_states[interior]) == link.state_slot
-                    assert int(scan.interior_origins[interior]) == link.origin
-                    interior += 1
+                    seen = (*seen, ("interior", (link.state_slot, link.origin)))
                     continue
-                own = range(chunk, chunk - (-len(link.ids) // size))
-                assert [int(scan.chunk_places[c]) for c in own] == [next(expected) for _ in own]
-                chunk = own.stop
+                head, tokens = seen, list(range(token, token + len(link.ids)))
+                token += len(link.ids)
+                while tokens:
+                    name = next(name for name in before if name[0] == "chunk" and name[1][:1] == tuple(tokens[:1]))
+                    assert walked.seen[before[name]] == seen and tuple(tokens[: len(name[1])]) == name[1]
+                    seen, tokens = (*seen, name), tokens[len(name[1]) :]
                 if link.fold is not None:
-                    where = scan.folds.chains[folded[link.fold.state_slot]]
-                    assert [int(scan.fold_chunks[p]) for p in scan.folds.places(where, len(own))] == list(own)
-                    fold += 1
+                    num_folds += 1
+                    maps, start, stop, slots, is_continued = fold_maps[link.fold.state_slot]
+                    assert (walked.seen[start], walked.seen[stop]) == (head, seen) and maps == seen[len(head) :]
+                    assert slots == link.fold.transition_slot and is_continued == (link.fold.num_done > 0)
                 if link.snapshot_slot is not None:
-                    last = position == len(one.links) - 1
-                    after = final if last else None
-                    assert after is None or written[link.snapshot_slot] == after
-        assert (chunk, interior, fold) == (len(scan.chunks), len(scan.interior_places), scan.folds.num_places and fold)
+                    assert walked.seen[written[link.snapshot_slot]] == seen
+            assert walked.seen[written[one.final_slot]] == seen
+        num_sizes += len(scan.chunks) > 1
+    assert num_folds > 30 and num_sizes == 0
+
+
+def test_long_and_short_rows_of_one_chain_are_walked_in_order() -> None:
+    """The same with so many rows that two sizes of chunks pay."""
+    links: Links = []
+    for position in range(0, 60 * 64, 64):
+        links += [row(8, position), row(56, position + 8)]
+    batch = Batch.pack([chain(links, 60 * 64, 0, 1)], 4, CPU)
+    assert len(batch.scan.chunks) == 2
+    walked = Walked(Random(0), batch)
+    final = walked.seen[int(batch.scan.write_places[0])]
+    assert [token for _, tokens in final[1:] for token in tokens] == list(range(60 * 64))
+    flat = torch.cat([chunks.reshape(-1) for chunks in batch.scan.chunks])
+    assert torch.equal(flat[batch.scan.token_chunks], torch.arange(60 * 64))
+
+
+def folded(walked: Walked) -> dict[int, tuple[tuple[object, ...], int, int, int, bool]]:
+    """By state slot: the maps of a fold in order, the places before and behind them, and the rest of it."""
+    plan = walked.plan
+    maps: dict[int, tuple[object, ...]] = {}
+    for factor in plan.factors:
+        for n in range(factor.num):
+            done = () if factor.is_first else maps[factor.column + n]
+            maps[factor.column + n] = (*done, walked.names[factor.source][factor.row + n])
+    columns = zip(plan.fold_states.tolist(), plan.fold_before.tolist(), plan.fold_after.tolist(),
+                  plan.fold_transitions.tolist(), strict=True)  # fmt: skip
+    return {
+        state: (maps[column], start, stop, transition, column in plan.continued.tolist())
+        for column, (state, start, stop, transition) in enumerate(columns)
+    }

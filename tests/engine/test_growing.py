@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hypic.config import EngineConfig
-from hypic.engine.batch import InteriorLink, RowLink
+from hypic.engine.batch import RowLink
+from hypic.engine.chain import ZERO_SLOT
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
 from hypic.engine.request import Encode
@@ -211,7 +213,7 @@ def test_a_full_memory_waits_and_continues_all_the_same(bench: Make, checkpoints
     engine.assert_back_to_start()
 
 
-@pytest.mark.parametrize("fault", ["no map", "no tail", "shifted pages", "skipped token"])
+@pytest.mark.parametrize("fault", ["no map", "no tail", "shifted pages", "no state"])
 def test_growing_bites(fault: str, bench: Make, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = bench("qwen")
     engine.ask(prompt(note(40)))
@@ -230,9 +232,7 @@ def test_growing_bites(fault: str, bench: Make, checkpoints: Checkpoints, monkey
         base = engine.entry(note(40))
         base.kv_slots[1:] = base.kv_slots[:-1].copy()
     else:
-        monkeypatch.setattr(
-            Encode, "_known", lambda self: InteriorLink(self.entry.state_slot, 0, sound_known(self).num_tokens, 0)
-        )
+        monkeypatch.setattr(Encode, "_known", lambda self: replace(sound_known(self), state_slot=ZERO_SLOT))
     # One new token: its tail is the old one's but for that token.
     answer = engine.ask(prompt(note(41)))
     assert is_grown(answer)

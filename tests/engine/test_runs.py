@@ -21,8 +21,10 @@ from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.kernel_batch import Geometry, packed
 from hypic.engine.kernel_choice import geometry_of, path_of
 from hypic.engine.kernel_plan import Runs
-from hypic.engine.layers import linear_kernels
+from hypic.engine.layers import linear_attention, linear_kernels
+from hypic.engine.pool import Pool
 from hypic.engine.run_arrays import MOST_PARTS, RunCounts, RunPart, parts_of, run_arrays, runs_of
+from hypic.engine.scan_plan import ScanPlan
 from hypic.errors import NonFiniteOutput
 from hypic_kernels import delta
 from tests.engine.harness import TOLERANCE, Bench, Checkpoints, Pieces, live, relative, seg
@@ -250,6 +252,12 @@ def test_what_others_left_in_slots_is_not_read(
         tensor[tensor.shape[0] - bench.pool.num_transitions :] = torch.nan
     if is_spoiled:
         monkeypatch.setattr(Affine, "where", lambda self, flags: self)
+        sound = linear_attention._continue
+
+        def continue_all(folded: Affine, plan: ScanPlan, pool: Pool, layer: int) -> None:
+            sound(folded, replace(plan, continued=torch.arange(len(plan.fold_states))), pool, layer)
+
+        monkeypatch.setattr(linear_attention, "_continue", continue_all)
     pieces = [live(3, 1), seg(400, 5), seg(150, 6), live(90, 2)]
     answer = bench.add(pieces)
     bench.run()

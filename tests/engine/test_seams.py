@@ -6,6 +6,7 @@ recompute by transformers is the oracle for a prompt that begins with its only s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -278,6 +279,28 @@ def test_values_that_cannot_be_right(values: dict[str, float], sentence: str) ->
         Policy(**values)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="a segment's seam is -1"):
         Segment("text", seam=-1)
+
+
+def test_seams_so_close_that_encoding_costs_too_much_are_refused(bench: Make) -> None:
+    policy, engine = POLICY.with_(seam_every=9), bench("qwen")
+    engine.ask([seg(100, 1), live(5, 2)], policy)  # 5 times its tokens
+    with pytest.raises(
+        ConfigError, match="seam_every is 9, with which encoding a segment of 600 tokens would run 32.2 "
+    ) as e:
+        engine.add([seg(600, 1), live(5, 2)], policy)
+    assert "set seam_every to 10 or more" in str(e.value)
+    policy.with_(seam_every=10).check_encoding(600)
+    engine.assert_back_to_start()
+
+
+@pytest.mark.parametrize("num_tokens", [10_000, 1_000_000])
+def test_the_way_out_of_costly_seams_is_right_if_followed(num_tokens: int) -> None:
+    with pytest.raises(ConfigError, match="set seam_every to") as e:
+        POLICY.with_(seam_every=9).check_encoding(num_tokens)
+    least = int(re.findall(r"set seam_every to (\d+) or more", str(e.value))[0])
+    assert num_tokens / 64 < least < num_tokens / 50
+    POLICY.with_(seam_every=least).check_encoding(num_tokens)
+    POLICY.check_encoding(num_tokens)
 
 
 def test_interiors_never_touch_and_are_worth_a_seam() -> None:

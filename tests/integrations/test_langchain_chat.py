@@ -243,6 +243,14 @@ def test_policy_from_fields_and_calls(engine: ScriptedEngine) -> None:
     assert engine.last.policy == Policy(seam=4, reuse="prefix")
     chat_on(engine, settings={"seam": 32}).invoke("When?", hypic={"reuse": "prefix"})
     assert engine.last.policy == Policy(seam=32, reuse="prefix")
+    with pytest.raises(ValueError, match=r"unknown option 'seam'; .* pass policy=hypic.Policy\(seam=16\)"):
+        chat_on(engine, seam=16)
+    with pytest.raises(ValueError, match=r"unknown option 'dtype'; engine settings .* settings="):
+        chat_on(engine, dtype="float32")
+    with pytest.raises(
+        ModelInvalidRequestError, match=r"unknown call option 'reuse'; .* pass policy=hypic.Policy\(reuse='none'\)"
+    ):
+        chat_on(engine).invoke("When?", reuse="none")
 
 
 def test_namespace_reaches_every_block(engine: ScriptedEngine) -> None:

@@ -136,6 +136,8 @@ def test_options_of_a_call_win(engine: ScriptedEngine) -> None:
 def test_what_cannot_be_right_is_refused_before_anything_runs(llm: HypicLLM, engine: ScriptedEngine) -> None:
     refused: list[tuple[Any, str]] = [
         (lambda: HypicLLM.from_dict({"device": "cpu"}), "'device'.*settings"),
+        (lambda: HypicLLM(engine=engine, seam=16), r"'seam'; .* pass policy=hypic.Policy\(seam=16\)"),
+        (lambda: llm.chat(ASKED, reuse="none"), r"'reuse'; .* pass policy=hypic.Policy\(reuse='none'\)"),
         (lambda: HypicLLM(engine=object()), "stream and astream"),
         (lambda: HypicLLM(engine=engine, temperature=-1.0), "temperature"),
         (lambda: llm.chat(ASKED, temprature=1), "unknown call option 'temprature'"),

@@ -23,6 +23,7 @@ hypic cache stat --store "disk:///var/cache/hypic?size=20GiB"
 hypic cache ls --store /var/cache/hypic --source handbook.md
 hypic cache verify --store /var/cache/hypic
 hypic cache forget --store /var/cache/hypic --source handbook.md
+hypic cache forget --url http://127.0.0.1:8000 --everything
 hypic cache gc --store /var/cache/hypic
 hypic cache clear --store /var/cache/hypic
 hypic cache ls --url http://127.0.0.1:8000 --api-key KEY
@@ -30,9 +31,10 @@ hypic cache ls --url http://127.0.0.1:8000 --api-key KEY
 DETAILS = """ls      one line per entry
 stat    sizes by model, tier and namespace
 verify  compare every checksum; exit code 1 if one is wrong
-forget  remove texts by --source, --name or --namespace, wherever they stand
+forget  remove texts by --source, --name or --namespace, wherever they stand,
+        or --everything
 gc      remove what has lived its time and what broken writes left behind
-clear   remove everything
+clear   remove everything, or with --model one model's entries
 
 --store is a folder, or a store with a disk tier. No model is loaded. A server
 that runs is asked with --url: it forgets what it holds in memory as well."""
@@ -49,6 +51,7 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="its admin key")
     for label in ("source", "name", "namespace"):
         parser.add_argument(f"--{label}", metavar="TEXT", help=f"only texts with this {label}")
+    parser.add_argument("--everything", action="store_true", help="forget: all texts")
     parser.add_argument("--model", metavar="ID", default="", help="clear: only the model whose id begins so")
     parser.add_argument("--remove", action="store_true", help="verify: remove damaged files")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -66,8 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     if (args.store is None) == (args.url is None):
         raise InputError("say where: pass --store FOLDER, or --url of a running server.")
-    if args.action == "forget" and not any((args.source, args.name, args.namespace)):
-        raise InputError("say what to forget with --source, --name or --namespace; hypic cache clear removes all.")
+    _check_meant(args)
     if args.url is not None and args.action not in REMOTE:
         raise InputError(f"a server cannot be asked to {args.action}; pass --store, or one of {', '.join(REMOTE)}.")
     console = notes()
@@ -79,6 +81,18 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "verify" and found["damaged"] and not args.remove:
         raise CommandError(f"{len(found['damaged'])} files are damaged; pass --remove to remove them.")
     return 0
+
+
+def _check_meant(args: argparse.Namespace) -> None:
+    is_labelled = any((args.source, args.name, args.namespace))
+    if args.everything and args.action != "forget":
+        raise InputError(f"--everything is of hypic cache forget, not of {args.action}; leave it out.")
+    if args.everything and is_labelled:
+        raise InputError("pass --everything or labels of what to forget, not both.")
+    if args.action == "clear" and is_labelled:
+        raise InputError("clear removes all texts, whatever their labels; use hypic cache forget for those of one.")
+    if args.action == "forget" and not is_labelled and not args.everything:
+        raise InputError("say what to forget with --source, --name or --namespace, or pass --everything.")
 
 
 def root_of(store: str) -> Path:
@@ -110,12 +124,12 @@ def _local(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         "ls": lambda: _listed(saved.matching(saved.entries(root), **labels)),
         "stat": lambda: _summed(saved.entries(root)),
         "verify": lambda: _checked(root, args.remove, console),
-        "forget": lambda: asdict(saved.forget(root, **labels)),
+        "forget": lambda: asdict(saved.forget(root, everything=args.everything, **labels)),
         "gc": lambda: asdict(saved.collect(root)),
         "clear": lambda: {"num_files": saved.clear(root, args.model)},
     }
     found = actions[args.action]()
-    if args.action == "forget" and not found["num_files"]:
+    if args.action == "forget" and not args.everything and not found["num_files"]:
         asked = ", ".join(f"{label} {text!r}" for label, text in labels.items() if text)
         raise CommandError(f"nothing in {str(root)!r} has {asked}; hypic cache ls shows what is there.")
     return found
@@ -196,7 +210,7 @@ def _remote(args: argparse.Namespace) -> dict[str, Any]:
     labels = {"source": args.source, "name": args.name, "namespace": args.namespace}
     with RemoteEngine(args.url, api_key=args.api_key) as engine:
         if args.action in ("forget", "clear"):
-            return asdict(engine.forget(**labels) if args.action == "forget" else engine.forget(everything=True))
+            return asdict(engine.forget(**labels, everything=args.everything or args.action == "clear"))
         rows = [asdict(entry) for entry in engine.entries()]
     if args.action == "ls":
         return {"entries": rows, "damaged": []}

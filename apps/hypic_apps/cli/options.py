@@ -40,7 +40,7 @@ HELP: Mapping[str, str] = {
     "rotate": "move cached keys to their positions; without is an ablation",
     "tail_seam": "tokens at a segment's end that are run in context too",
     "seam_share": "least share of a segment that its head seam takes",
-    "seam_every": "a further seam every so many tokens of a segment; 0: none",
+    "seam_every": "a further seam every so many tokens of a segment; encoding grows with their number; 0: none",
     "live_last": "how many of the prompt's last segments are run live",
     "deterministic": "results that do not depend on the batch",
 }

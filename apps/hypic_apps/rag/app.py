@@ -24,6 +24,7 @@ from hypic_apps.rag.events import EXPECTED, stream
 from hypic_apps.rag.limits import Limits
 from hypic_apps.rag.reading import checked_name
 from hypic_apps.rag.service import About, Rag
+from hypic_apps.server import fields
 from hypic_apps.server.access import Access
 from hypic_apps.server.errors import error_body, install_handlers
 from hypic_apps.server.settings import LOOPBACK_NAMES, ServerSettings
@@ -96,6 +97,7 @@ def create_app(
     app.add_middleware(OwnPage)
     app.add_middleware(Access, settings=ServerSettings(host_names=host_names, max_body_bytes=longest))
     install_handlers(app)
+    fields.install(app)
     for kind in EXPECTED:
         app.add_exception_handler(kind, _expected)
     app.include_router(router)

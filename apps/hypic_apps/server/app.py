@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from hypic.errors import ConfigError
 from hypic.version import __version__
-from hypic_apps.server import chat, completions, segments, status
+from hypic_apps.server import chat, completions, fields, segments, status
 from hypic_apps.server.access import Access
 from hypic_apps.server.errors import install_handlers
 from hypic_apps.server.service import ServedEngine, Service
@@ -41,6 +41,7 @@ def create_app(engine: ServedEngine, **settings: Any) -> FastAPI:
     app.state.service = service
     app.add_middleware(Access, settings=service.settings)
     install_handlers(app)
+    fields.install(app)
     for part in (chat, completions, segments, status):
         app.include_router(part.router)
     return app

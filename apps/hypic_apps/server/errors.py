@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -96,9 +95,8 @@ def api_error(error: HypicError, max_context: int) -> ApiError:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Every error of the application leaves in the one shape."""
+    """Every error of the application leaves in the one shape; ``fields`` adds those of bodies."""
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HypicError, _engine)
     app.add_exception_handler(ClientGone, _gone)
     app.add_exception_handler(Exception, _unexpected)
@@ -121,24 +119,6 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     told = {404: "there is no such address", 405: "this address does not take that method"}
     message = f"{request.method} {request.url.path}: {told.get(error.status_code, error.detail)}."
     return JSONResponse(error_body(error.status_code, message), error.status_code, headers=error.headers)
-
-
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError), "registered for this class"
-    return error_response(invalid(error.errors()))
-
-
-def invalid(found: Sequence[Any]) -> ApiError:
-    """The first thing that validation found, as one sentence that names the field."""
-    first = found[0]
-    # A field of several types is reported once for each; only its name is of use.
-    place = [part for part in first["loc"] if part not in ("body", "query") and "[" not in str(part)]
-    if first["type"] == "json_invalid":
-        return refused(f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}.", code="invalid_json")
-    param = ".".join(map(str, place)) or None
-    if param is None:
-        return refused("the body is no JSON object; send one with the header 'Content-Type: application/json'.")
-    return refused(f"{param}: {first['msg'].rstrip('.')}.", param)
 
 
 async def _engine(request: Request, error: Exception) -> JSONResponse:

@@ -18,6 +18,7 @@ from hypic_apps.server.errors import refused
 POLICY = tuple(f.name for f in fields(Policy))
 # Numbers that every kind of request has, under the names of ``SamplingParams``.
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_WITH_CONTENT = ("system", "developer", "user", "tool")
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 _REFUSED = (
     *("logit_bias", "functions", "function_call", "audio", "web_search_options", "suffix", "echo", "min_tokens"),
@@ -170,6 +171,7 @@ class ChatRequest(AnyRequest):
 
     def refuse_unsupported(self) -> None:
         super().refuse_unsupported()
+        self._refuse_empty()
         kind = (self.response_format or {"type": "text"}).get("type")
         if kind != "text":
             raise refused(
@@ -177,6 +179,15 @@ class ChatRequest(AnyRequest):
                 "prompt and parse the text.",
                 "response_format", "unsupported_field",
             )  # fmt: skip
+
+    def _refuse_empty(self) -> None:
+        """OpenAI wants content in all messages but the model's own; empty text is content."""
+        for index, message in enumerate(self.messages):
+            role, content = message.get("role"), message.get("content")
+            if role in _WITH_CONTENT and (content is None or content == []):
+                given = "missing" if "content" not in message else "null" if content is None else "an empty list"
+                place = f"messages.{index}.content"
+                raise refused(f"{place} is {given}; a message of the role {role!r} needs text or content parts.", place)
 
     def offered_tools(self) -> list[dict[str, Any]]:
         """The tools that the model may call.

@@ -20,7 +20,7 @@ from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.conv import convolve_planned, convolve_rows
 from hypic.engine.layers.norm import GatedRMSNorm, l2_normalise, upcast
-from hypic.engine.layers.projections import Joined
+from hypic.engine.layers.projections import Joined, projected
 from hypic.engine.layers.rotary import Angles
 from hypic.engine.linear.delta import DeltaInputs, GatedDelta
 from hypic.engine.pool import LinearShape, Pool
@@ -250,5 +250,4 @@ class GatedDeltaNet(nn.Module):
         return delta.GatedNorm(z, self.norm.weight, self.norm.eps)
 
     def _projected_back(self, out: Tensor) -> Tensor:
-        back: Tensor = self.out_proj(out.flatten(-2))
-        return back
+        return projected(out.flatten(-2), self.out_proj)

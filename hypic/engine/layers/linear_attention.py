@@ -7,17 +7,18 @@ that a fresh entry and a stored one answer alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from hypic.engine.affine import Affine, exclusive_scan, fold, identity
+from hypic.engine.affine import Affine, between, identity, product, scan
 from hypic.engine.batch import Batch, ScanPlan
 from hypic.engine.layers import linear_kernels
 from hypic.engine.layers.chunks import chunked
 from hypic.engine.layers.rotary import Angles, move
-from hypic.engine.linear import LinearFamily
+from hypic.engine.linear import Lifted, LinearFamily
 from hypic.engine.pool import Pool
 
 
@@ -65,40 +66,47 @@ def _step(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int) -> Tensor:
 def _scan(mixer: Mixer, x: Any, batch: Batch, pool: Pool, layer: int, moves: Angles | None) -> Tensor:
     plan, stored = batch.scan, pool.states[layer]
     assert plan is not None, "a step without kernels has a plan of its scans"
-    lifted = mixer.family.lift(chunked(x, plan.chunks))
-    if plan.folds.num_places:
-        _write_folds(lifted.maps, plan, pool, layer)
-    maps = _in_places(mixer, lifted.maps, plan, pool, layer, moves)
-    states = exclusive_scan(maps, plan.schedule, stored.index_select(0, plan.initial_slots))
+    lifted = [mixer.family.lift(chunked(x, chunks)) for chunks in plan.chunks]
+    states = stored.new_empty((plan.num_places, *stored.shape[1:]))
+    states.index_copy_(0, plan.starts, stored.index_select(0, plan.initial_slots))
+    _encode(lifted, states, plan, pool, layer)
+    if plan.requests:
+        interiors = _placed(mixer, plan, pool, layer, moves)
+        scan([*(one.maps for one in lifted), interiors], plan.requests, states)
     stored.index_copy_(0, plan.write_slots, states.index_select(0, plan.write_places))
-    outputs = lifted.read(states.index_select(0, plan.chunk_places))
-    return outputs.transpose(1, 2).flatten(0, 1).index_select(0, plan.token_chunks)
+    return _read(lifted, states).index_select(0, plan.token_chunks)
 
 
-def _write_folds(maps: Affine, plan: ScanPlan, pool: Pool, layer: int) -> None:
-    start = pool.read_map(layer, plan.fold_states, plan.fold_transitions).where(plan.fold_begun > 0)
-    folded = fold(maps[plan.fold_chunks], plan.folds, start)
+def _read(lifted: Sequence[Lifted], states: Tensor) -> Tensor:
+    """Outputs of all chunks in a row, ``[tokens, H, V]``; the states before them come first, in their order."""
+    outputs, first = [], 0
+    for one in lifted:
+        read = one.read(states[first : first + len(one.query)])
+        outputs.append(read.transpose(1, 2).flatten(0, 1))
+        first += len(read)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _encode(lifted: Sequence[Lifted], states: Tensor, plan: ScanPlan, pool: Pool, layer: int) -> None:
+    """Chains that encode, and what is folded of them, into the pool."""
+    if not plan.factors:
+        return
+    known = pool.read_map(layer, plan.interior_states[: plan.num_known], plan.interior_transitions[: plan.num_known])
+    scan([*(one.maps for one in lifted), known], plan.encodes, states)
+    transition = product([one.maps.transition for one in lifted], plan.factors, len(plan.fold_states))
+    before, after = states.index_select(0, plan.fold_before), states.index_select(0, plan.fold_after)
+    folded = between(before, transition, after)
+    if len(plan.continued):
+        _continue(folded, plan, pool, layer)
     pool.write_map(layer, plan.fold_states, plan.fold_transitions, folded)
 
 
-def _in_places(
-    mixer: Mixer, chunk_maps: Affine, plan: ScanPlan, pool: Pool, layer: int, moves: Angles | None
-) -> Affine:
-    """Maps of chunks and of interiors, in the schedule's places."""
-    if not len(plan.interior_places):
-        places = plan.chunk_places
-        return chunk_maps if len(plan.schedule.chains) == 1 else chunk_maps[_inverse(places)]
-    interiors = _placed(mixer, plan, pool, layer, moves)
-    return Affine(
-        _scattered(chunk_maps.transition, interiors.transition, plan),
-        _scattered(chunk_maps.end_state, interiors.end_state, plan),
-    )
-
-
-def _inverse(places: Tensor) -> Tensor:
-    inverse = torch.empty_like(places)
-    inverse[places] = torch.arange(len(places), device=places.device)
-    return inverse
+def _continue(folded: Affine, plan: ScanPlan, pool: Pool, layer: int) -> None:
+    """Those of which a part was folded in earlier steps, behind that part; in place."""
+    which = plan.continued
+    earlier = pool.read_map(layer, plan.fold_states[which], plan.fold_transitions[which])
+    whole = earlier.then(folded[which])
+    folded.transition[which], folded.end_state[which] = whole.transition, whole.end_state
 
 
 def _placed(mixer: Mixer, plan: ScanPlan, pool: Pool, layer: int, moves: Angles | None) -> Affine:
@@ -110,10 +118,3 @@ def _placed(mixer: Mixer, plan: ScanPlan, pool: Pool, layer: int, moves: Angles 
         none = torch.zeros_like(maps.transition[numbers])
         maps.transition[numbers] = identity(none) if compose == "addition" else none
     return maps
-
-
-def _scattered(chunks: Tensor, interiors: Tensor, plan: ScanPlan) -> Tensor:
-    out = chunks.new_empty((plan.schedule.num_places, *chunks.shape[1:]))
-    out.index_copy_(0, plan.chunk_places, chunks)
-    out.index_copy_(0, plan.interior_places, interiors.to(out.dtype))
-    return out

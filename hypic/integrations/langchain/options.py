@@ -22,6 +22,7 @@ from hypic.integrations._common import (
     model_name_of,
     registry_of,
     tokenize_with,
+    way_out,
 )
 from hypic.integrations.langchain.engine import Call, Served, langchain_errors
 from hypic.types import Policy, SamplingParams, TextEngine
@@ -32,6 +33,7 @@ CALL_OPTIONS = (*SAMPLING, "model", "policy", "namespace", "split_flat", "chat_t
 _TOOL_OPTIONS = ("tools", "tool_choice", "functions", "function_call", "response_format", "parallel_tool_calls")
 # Hints of other providers and of LangChain itself that change nothing here.
 _IGNORED = ("stream", "cache_control", "prompt_cache_key", "prompt_cache_options", "ls_structured_output_format")
+SETTINGS = "engine settings such as device go in settings={...}."
 NO_TOOLS = (
     "HypicLLM takes no tools and no response_format, and never drops them silently; use ChatHypic, or put the "
     "instructions into the prompt and parse the text."
@@ -90,7 +92,7 @@ class EngineOptions(BaseModel):
         known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values()}
         unknown = [name for name in values if name not in known]
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; engine settings such as device go in settings={{...}}.")
+            raise ValueError(f"unknown option {unknown[0]!r}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}")
         return values
 
     @model_validator(mode="after")
@@ -190,7 +192,8 @@ class EngineOptions(BaseModel):
         update = {**flat, **hints}
         unknown = [name for name in update if name not in CALL_OPTIONS]
         if unknown:
-            raise ModelInvalidRequestError(f"unknown call option {unknown[0]!r}; known are {', '.join(CALL_OPTIONS)}.")
+            name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
+            raise ModelInvalidRequestError(f"unknown call option {name!r}; {way_out(name, update[name], known)}")
         self._refuse_other_model(update.get("model"))
         if changes:
             with langchain_errors():

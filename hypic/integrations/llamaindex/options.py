@@ -27,6 +27,7 @@ from hypic.integrations._common import (
     model_name_of,
     registry_of,
     tokenize_with,
+    way_out,
 )
 from hypic.integrations.llamaindex.calls import Call
 from hypic.integrations.llamaindex.tools import Wanted, check_template, opens_reasoning
@@ -35,6 +36,7 @@ from hypic.types import Policy, SamplingParams, TextEngine
 
 POLICY = tuple(f.name for f in fields(Policy))
 SAMPLING = tuple(f.name for f in fields(SamplingParams))
+SETTINGS = "engine settings such as device go in settings={...}."
 _SHARED_OPTIONS = ("policy", "namespace", "split_flat", "chat_template_kwargs")
 CALL_OPTIONS = (*SAMPLING, *_SHARED_OPTIONS, "hypic", "tools", "tool_choice")
 
@@ -85,7 +87,7 @@ class EngineOptions(FunctionCallingLLM):
     def _refuse_unknown_options(cls, values: Any) -> Any:
         unknown = [name for name in values if name not in cls.model_fields] if isinstance(values, dict) else []
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; engine settings such as device go in settings={{...}}.")
+            raise ValueError(f"unknown option {unknown[0]!r}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}")
         return values
 
     @model_validator(mode="after")
@@ -197,7 +199,8 @@ class EngineOptions(FunctionCallingLLM):
         """
         unknown = [name for name in options if name not in CALL_OPTIONS]
         if unknown:
-            raise ConfigError(f"unknown call option {unknown[0]!r}; known are {', '.join(CALL_OPTIONS)}.")
+            name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
+            raise ConfigError(f"unknown call option {name!r}; {way_out(name, options[name], known)}")
         engine = self.get_engine()
         wanted = Wanted.of(options.get("tools"), options.get("tool_choice"))
         given = {**(self.chat_template_kwargs or {}), **(options.get("chat_template_kwargs") or {})} or None

@@ -216,6 +216,59 @@ def test_requests_that_are_none(method: str, path: str, content: bytes | None, s
     assert told["type"] == "invalid_request_error"
 
 
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "sentence"),
+    [
+        (CHAT, {}, "messages", "messages is missing; it must be sent."),
+        (CHAT, {"messages": []}, "messages", "messages is []; send at least 1."),
+        (CHAT, {"messages": ["x"]}, "messages.0", 'messages.0 is "x"; send an object.'),
+        (CHAT, hello(max_tokens=1.5), "max_tokens", "max_tokens is 1.5; send a whole number."),
+        (CHAT, hello(temperature="hot"), "temperature", 'temperature is "hot"; send a number.'),
+        (CHAT, hello(stream="yes"), "stream", 'stream is "yes"; send true or false.'),
+        (CHAT, hello(stop=5), "stop", "stop is 5; send text or a list of texts."),
+        (CHAT, hello(stop=["a", None]), "stop.1", "stop.1 is null; send text."),
+        (CHAT, hello(tool_choice=5), "tool_choice", "tool_choice is 5; send text or an object."),
+        (CHAT, hello(hypic=3), "hypic", "hypic is 3; send an object."),
+        (CHAT, hello(hypic={"seems": 1}), "hypic.seems", "hypic.seems is not known; did you mean seam?"),
+        (CHAT, hello(hypic={"parse": "x"}), "hypic.parse",
+         "hypic.parse is \"x\"; send 'all', 'reasoning' or 'none'."),
+        (TEXT, {"prompt": [[1, 2]]}, "prompt.0", "prompt.0 is [1, 2]; send text."),
+        (TEXT, {"prompt": "x", "hypic": {"segments": [{"text": " "}]}}, "hypic.segments.0.text",
+         'hypic.segments.0.text is " "; send text that is not blank.'),
+        (TEXT, {"prompt": "x", "hypic": {"segments": [{"text": "a", "heading": 1}]}}, "hypic.segments.0.heading",
+         "hypic.segments.0.heading is not known; send one of text, kind, name, source,"),
+        ("/v1/hypic/segments", {"segments": [], "w": 1}, "segments", "segments is []; send at least 1."),
+        ("/v1/hypic/segments", {"segments": [{"text": "a"}], "w": 1}, "w",
+         "w is not known; leave it out, or check its spelling."),
+        (CHAT, {"messages": [USER, {"role": "user"}]}, "messages.1.content",
+         "messages.1.content is missing; a message of the role 'user' needs text or content parts."),
+        (CHAT, {"messages": [{"role": "system", "content": None}, USER]}, "messages.0.content",
+         "messages.0.content is null; a message of the role 'system'"),
+        (CHAT, {"messages": [{"role": "user", "content": []}]}, "messages.0.content",
+         "messages.0.content is an empty list; a message"),
+    ],
+)  # fmt: skip
+def test_a_field_that_cannot_be_right_is_one_sentence(
+    path: str, body: dict[str, Any], param: str, sentence: str
+) -> None:
+    with serving(ServedScript()) as client:
+        response = client.post(path, json=body)
+    told = response.json()["error"]
+    assert response.status_code == 400 and told["message"].startswith(sentence) and told["param"] == param
+    assert told["type"] == "invalid_request_error" and set(told) == {"message", "type", "param", "code"}
+
+
+def test_long_values_are_cut_and_empty_text_is_content() -> None:
+    with serving(ServedScript()) as client:
+        told = client.post(CHAT, json=hello(temperature="x" * 5000)).json()["error"]["message"]
+        assert len(told) < 130 and told.endswith("...; send a number.")
+        said = [{"role": "user", "content": ""}, {"role": "assistant", "content": None, "tool_calls": []}, USER]
+        assert client.post(CHAT, json={"messages": said}).status_code == 200
+
+
 # -- options ---------------------------------------------------------------------------------------------------------
 
 
