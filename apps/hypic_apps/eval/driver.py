@@ -19,7 +19,8 @@ from hypic.engine import plan, weights
 from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import Choice, Likeliest, Sampler, SamplingState
+from hypic.engine.sampler import Choice, Likeliest, Sampler
+from hypic.engine.sampling_state import SamplingState
 from hypic.engine.shares import step_tokens
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
