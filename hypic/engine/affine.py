@@ -50,6 +50,12 @@ class Affine:
             return _fused_dense(self, state)
         return act(self.transition, state) + self.end_state
 
+    def where(self, flags: Tensor) -> Affine:
+        """The maps that ``flags [n]`` name, the identity in the place of the others."""
+        flagged, added = (flags.view(-1, *[1] * (tensor.ndim - 1)) for tensor in (self.transition, self.end_state))
+        unit = identity(self.transition)
+        return Affine(torch.where(flagged, self.transition, unit), torch.where(added, self.end_state, 0.0))
+
     def then(self, later: Affine) -> Affine:
         """First this map, then ``later``."""
         return Affine(_multiply(later.transition, self.transition), later.apply(self.end_state))

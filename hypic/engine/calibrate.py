@@ -93,15 +93,22 @@ def _run(engine: Engine, *texts: tuple[int, ...]) -> None:
         engine.step()
 
 
-def warming(id: str, ids: tuple[int, ...], segment: Segment, seam: int, is_trial: bool = False) -> Task:
+def warming(
+    id: str, ids: tuple[int, ...], segment: Segment, seam: int, is_trial: bool = False, deterministic: bool = False
+) -> Task:
     """Encode one segment here and nothing else."""
-    return _warming(id, [ids], segment, seam, is_trial)
+    return _warming(id, [ids], segment, seam, is_trial, deterministic)
 
 
 def _warming(
-    id: str, texts: Sequence[tuple[int, ...]], segment: Segment, seam: int, is_trial: bool = False
-) -> Task:  # fmt: skip
-    policy = Policy(seam=seam, min_segment_tokens=0)
+    id: str,
+    texts: Sequence[tuple[int, ...]],
+    segment: Segment,
+    seam: int,
+    is_trial: bool = False,
+    deterministic: bool = False,
+) -> Task:
+    policy = Policy(seam=seam, min_segment_tokens=0, deterministic=deterministic)
     # The token behind the segments is never run: it stands for the text that will follow.
     pieces, sampling = [*(Piece(ids, segment) for ids in texts), Piece((0,))], SamplingParams(max_tokens=1)
     return Task(id, pieces, sampling, policy, warm=True, stays=True, is_trial=is_trial)

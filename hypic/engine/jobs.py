@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from hypic.engine.plan import Interior
 from hypic.engine.pool import Pool
@@ -107,13 +106,8 @@ class Jobs:
         )
 
     def begin(self, jobs: Sequence[Encode]) -> None:
-        """Where encodes start: at the identity, or at what their base holds."""
-        fresh = [job.entry for job in jobs if job.base is None]
-        if fresh:
-            device = self.pool.device
-            states = torch.tensor([entry.state_slot for entry in fresh], dtype=torch.long, device=device)
-            transitions = torch.tensor([entry.transition_slot for entry in fresh], dtype=torch.long, device=device)
-            self.pool.clear_maps(states, transitions)
+        """Where encodes start: at what their base holds, or at nothing: the first step of such a one reads no map."""
+        self.pool.begin_maps([_map_slots_of(job.entry)[1] for job in jobs if job.base is None])
         for job in jobs:
             if job.base is not None:
                 self.pool.copy_map(_map_slots_of(job.base), _map_slots_of(job.entry))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from hypic.engine.kernel_buffer import Sent, resolved
 from hypic.engine.kernel_plan import Counts, kernel_plan
 from hypic.engine.kernel_tiles import Tiling, attention_plan, tile_arrays
 from hypic.engine.pool import Pool
-from hypic.engine.run_arrays import SHORT_ROW, RoundCounts, run_arrays, runs_of
+from hypic.engine.run_arrays import SHORT_ROW, RunCounts, run_arrays, runs_of
 
 # Rows from which a prompt that is run whole is one dense causal product rather than tiles over pages.
 MIN_DENSE_TOKENS = 512
@@ -42,7 +43,7 @@ class Packed:
     found: dict[str, Ints]
     num_outputs: int
     dense: tuple[slice, ...]
-    rounds: tuple[RoundCounts, ...] = ()
+    runs: RunCounts | None = None
 
 
 def chunk_size_of(chains: Sequence[Chain]) -> int:
@@ -61,14 +62,22 @@ def packed(chains: Sequence[Chain], geometry: Geometry, starts: Sequence[int] | 
     else:
         size = chunk_size_of([chain for number, chain in enumerate(chains) if number not in runs])
         found, num_outputs = arrays(chains, geometry.conv_width, size, geometry.gathers, runs)
-    run, rounds = run_arrays([chains[number] for number in runs], [spans[number].start for number in runs])
+    run, counts = run_arrays([chains[number] for number in runs], [spans[number].start for number in runs])
     is_dense = [geometry.paged and starts is None and _is_dense(chain) for chain in chains]
     if geometry.paged:
         found |= _slot_arrays(chains) if starts is None else _table_arrays(spans, found, starts)
         tile = geometry.tiling.tile(chains, decodes, starts is not None)
         found |= tile_arrays(chains, spans, is_dense, found, tile, geometry.tiling)
     dense = tuple(span for span, whole in zip(spans, is_dense, strict=True) if whole)
-    return Packed(found | run, num_outputs, dense, rounds)
+    if counts is not None:
+        counts = counts._replace(others=_joined([span for number, span in enumerate(spans) if number not in runs]))
+    return Packed(found | run, num_outputs, dense, counts)
+
+
+def _joined(spans: Sequence[slice]) -> slice | None:
+    """Spans in order as one, if they follow each other."""
+    follow = bool(spans) and all(one.stop == other.start for one, other in pairwise(spans))
+    return slice(spans[0].start, spans[-1].stop) if follow else None
 
 
 def pack(chains: Sequence[Chain], geometry: Geometry, pool: Pool) -> Batch:
@@ -83,7 +92,7 @@ def pack(chains: Sequence[Chain], geometry: Geometry, pool: Pool) -> Batch:
     slots, decodes = sent["slots"] if geometry.paged else None, is_decode(chains)
     tile = geometry.tiling.tile(chains, decodes, is_recorded=False)
     num_keys = 0 if slots is None or tile == 1 else len(slots)
-    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, Room(tile, num_keys), made.rounds)
+    batch = batch_of(sent, made.num_outputs, geometry, pool, slots, Room(tile, num_keys), made.runs)
     return batch.standing_in(final, contexts, tuple(spans), decodes)
 
 
@@ -104,10 +113,10 @@ def batch_of(
     pool: Pool,
     slots: Tensor | None,
     room: Room,
-    rounds: tuple[RoundCounts, ...] = (),
+    runs: RunCounts | None = None,
 ) -> Batch:
     """The batch over arrays that were sent; ``slots`` hold the token slots of the chains' keys."""
-    counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers, rounds)
+    counts = Counts(len(sent["chunks"]), num_outputs, geometry.gathers, runs)
     attention = final_attention = None
     if slots is not None:
         attention = attention_plan(sent, slots, "", sent["positions"], room.tile, room.num_keys, room.is_recorded)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hypic.engine.kernel_buffer import Sent
 from hypic.engine.pool import Pool
-from hypic.engine.run_arrays import RoundCounts
+from hypic.engine.run_arrays import RunCounts
 from hypic_kernels.attention import Plan as AttentionPlan
 from hypic_kernels.compose import Chains
 from hypic_kernels.rows import Rows
@@ -39,21 +39,27 @@ class Slotted:
 
 
 @dataclass(frozen=True)
-class Round:
-    """Rows that are run side by side, one of each run, from the states ``initial [R]``: slots of the pool in the first
-    round, then places among the states after the round before. All int64 but ``rows``.
+class Runs:
+    """Rows that are run side by side, one of each run, from the states in slots ``initial [R]``. All int32.
 
-    The state after row ``write_places[p]`` goes to ``write_slots[p]``; maps of the first ``rows.num_folds`` rows to
-    ``fold_states`` and ``fold_transitions``, after what is there if the round ``is_continued``.
+    Of the states that are kept (``hypic_kernels.delta.run``), those at ``write_places`` go to ``write_slots``; fold
+    ``f`` led from ``fold_ends[f, 0]`` to ``fold_ends[f, 1]``, and its map goes to ``fold_states`` and
+    ``fold_transitions``, after what is there where it was ``fold_begun``, as one was that ``is_continued``. ``others``:
+    the span of the tokens that stand in no run, if they follow each other, and ``other_chunks`` the plan's ``chunks``
+    as counted from there.
     """
 
     rows: Rows
     initial: Tensor
     write_slots: Tensor
     write_places: Tensor
+    fold_ends: Tensor
     fold_states: Tensor
     fold_transitions: Tensor
+    fold_begun: Tensor
     is_continued: bool
+    others: slice | None
+    other_chunks: Tensor
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class KernelPlan:
     ``chains`` walks chunks (source 0) and interiors (source 1). The states it gives stand in rows ``[before | final]``,
     ``num_outputs`` and ``num_chains`` of them; ``write_places`` of these go to ``write_slots`` (int64). ``slotted`` is
     the same for a scan that writes into state slots itself; of decoding there is none.
-    Tokens of runs stand in none of these, but in ``rounds``.
+    Tokens of runs stand in none of these, but in ``runs``.
     ``element_turns [E]``: the number of an element's interior, -1 for chunks. ``gathers``: the chains' source 1 are the
     interiors, gathered and moved, in their order, instead of the pool's entries.
     """
@@ -90,17 +96,17 @@ class KernelPlan:
     folds: Folds | None
     attention: AttentionPlan | None
     final_attention: AttentionPlan | None
-    rounds: tuple[Round, ...] = ()
+    runs: Runs | None = None
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers that decide shapes: chunks' maps, states wanted before elements, rounds of runs."""
+    """Numbers that decide shapes: chunks' maps, states wanted before elements, what runs keep."""
 
     num_chunks: int
     num_outputs: int
     gathers: bool
-    rounds: tuple[RoundCounts, ...] = ()
+    runs: RunCounts | None = None
 
 
 def kernel_plan(
@@ -129,23 +135,34 @@ def kernel_plan(
         folds=_folds(sent, counts, pool) if has_folds else None,
         attention=attention,
         final_attention=final_attention,
-        rounds=tuple(_round(sent, f"run{number}_", count) for number, count in enumerate(counts.rounds)),
+        runs=None if counts.runs is None else _runs(sent, counts.runs),
     )
 
 
-def _round(sent: Sent, prefix: str, counts: RoundCounts) -> Round:
-    names = ("initial", "write_slots", "write_places", "fold_states", "fold_transitions")
-    initial, write_slots, write_places, states, transitions = (sent.long(prefix + name) for name in names)
+def _runs(sent: Sent, counts: RunCounts) -> Runs:
     rows = Rows(
-        tokens=sent[f"{prefix}tokens"],
-        cu_seqlens=sent[f"{prefix}cu_seqlens"],
-        chunk_indices=sent[f"{prefix}chunk_indices"],
-        chunk_offsets=sent[f"{prefix}chunk_offsets"],
-        num_folds=len(states),
-        num_fold_tokens=counts.num_fold_tokens,
-        num_fold_chunks=counts.num_fold_chunks,
+        tokens=sent["run_tokens"],
+        cu_seqlens=sent["run_cu_seqlens"],
+        chunk_indices=sent["run_chunk_indices"],
+        chunk_offsets=sent["run_chunk_offsets"],
+        folds=sent["run_folds"],
+        marks=sent["run_marks"],
+        num_marks=counts.num_marks,
     )
-    return Round(rows, initial, write_slots, write_places, states, transitions, counts.is_continued)
+    chunks = sent["chunks"]
+    return Runs(
+        rows=rows,
+        initial=sent["run_initial"],
+        write_slots=sent["run_write_slots"],
+        write_places=sent["run_write_places"],
+        fold_ends=sent["run_fold_ends"],
+        fold_states=sent["run_fold_states"],
+        fold_transitions=sent["run_fold_transitions"],
+        fold_begun=sent["run_fold_begun"],
+        is_continued=counts.is_continued,
+        others=counts.others,
+        other_chunks=chunks if counts.others is None else chunks - counts.others.start,
+    )
 
 
 def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:

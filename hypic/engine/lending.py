@@ -85,8 +85,11 @@ class Lending:
             segment = _segment(want)
             if entry is not None and entry.ids == want.ids and not entry.is_snapshot and not is_over(entry):
                 reply(self._entry(engine, entry, want, 0.0, was_held=True))
+            elif want.deterministic and len(want.ids) > engine.scheduler.max_step_tokens:
+                reply(self._refusal(want, "it is longer than a step here and must not be run in pieces"))
             else:
-                self._loop.submit(warming(_task_id(asked.ask), want.ids, segment, want.seam, want.is_trial), sink)
+                how = (want.seam, want.is_trial, want.deterministic)
+                self._loop.submit(warming(_task_id(asked.ask), want.ids, segment, *how), sink)
         except HypicError as error:
             reply(self._refusal(want, str(error)))
 
@@ -103,7 +106,7 @@ class Lending:
     def _entry(self, engine: Engine, entry: CachedSegment, want: Want, seconds: float, was_held: bool) -> Answer:
         engine.admission.expiry.end(entry, want.expires_s)
         engine.tiers.renamed(entry)
-        message = Entry(want.nonce, self._generation, want.key, (), 0, 0, seconds, was_held, entry.expires_s)
+        message = Entry(want.nonce, self._generation, want.key, "", 0, 0, seconds, was_held, entry.expires_s)
         return Answer(message, Lent(engine, entry, self._loop))
 
     def _refusal(self, want: Want, reason: str) -> Answer:

@@ -20,6 +20,7 @@ from hypic.engine.engine import Engine
 from hypic.engine.read_back import ReadBack
 from hypic.engine.task import Emission, Task
 from hypic.errors import HypicError, RequestAborted, WorkerLost
+from hypic_kernels.compiling import Compiled
 
 logger = logging.getLogger("hypic")
 Sink = Callable[[Emission], None]
@@ -63,6 +64,7 @@ class EngineLoop:
         self._closed = False
         self._death: BaseException | None = None
         self._since_s: float | None = None
+        self.compiled: Compiled | None = None
         self._thread = threading.Thread(target=self._run, name="hypic-engine", daemon=True)
         self._thread.start()
 
@@ -134,6 +136,7 @@ class EngineLoop:
     # -- on the engine's thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self.compiled = _watched(self.engine)
         try:
             while self._receive():
                 self._since_s = time.monotonic()
@@ -145,6 +148,9 @@ class EngineLoop:
                 self._death = error
             self._end(WorkerLost(f"the engine's thread died ({error!r}); make a new LLM."))
             raise
+        finally:
+            if self.compiled is not None:
+                self.compiled.end()
 
     def _receive(self) -> bool:
         """Take in what has come, waiting if there is nothing to do; false when closed."""
@@ -229,6 +235,16 @@ class EngineLoop:
                 message.reply.put(error)
         for id in ids:
             self.engine.abort(id)
+
+
+def _watched(engine: Engine) -> Compiled | None:
+    """What is compiled from now on, on this thread: nothing, if all was used before the engine was ready."""
+    runner = engine.runner
+    if runner.geometry is None or runner.pool.device.type != "cuda":
+        return None
+    compiled = Compiled()
+    compiled.watch()
+    return compiled
 
 
 def _outcome(run: Callable[[Engine], object], engine: Engine) -> object:

@@ -7,7 +7,7 @@ sent, and whatever does not fit what was asked is refused before it is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hypic.engine.engine import Engine
 from hypic.engine.parallel.messages import Entry, Want
-from hypic.engine.parallel.packing import ALIGNMENT, Spec, digest, pack, unpack
+from hypic.engine.parallel.packing import ALIGNMENT, Spec, digest, is_finite, pack, read, unpack
 from hypic.engine.parallel.wants import Pending
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.request import Encode
@@ -46,7 +46,7 @@ def outgoing(pool: Pool, entry: CachedSegment, identity: Identity) -> tuple[tupl
 
 
 def incoming(
-    specs: Sequence[Spec], data: Tensor, entry: CachedSegment, identity: Identity, layout: Layout
+    specs: tuple[Spec, ...], data: Tensor, entry: CachedSegment, identity: Identity, layout: Layout
 ) -> EntryImage:
     """What came, as the image of the entry that was asked for; its tensors are views of ``data``.
 
@@ -68,7 +68,7 @@ def incoming(
             source=entry.source,
         )
         check(image, layout, identity)
-        if set(image.tensors) != set(tensors) or not _all_finite(tensors):
+        if set(image.tensors) != set(tensors) or not is_finite(specs, data):
             raise StoreCorrupt(f"the entry {entry.key.hex()[:16]} came with parts that cannot be; it is not used.")
     return image
 
@@ -125,16 +125,6 @@ def _attention(tensors: Mapping[str, Tensor], prefix: str) -> AttentionPart:
     return AttentionPart(found[0], found[1])
 
 
-def _all_finite(tensors: Mapping[str, Tensor]) -> bool:
-    """One answer for all, so that a device is waited for once, from a few kernels: a type's largest numbers."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors.values():
-        if tensor.is_floating_point() and tensor.numel():
-            by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    largest = [torch.stack(torch._foreach_norm(found, math.inf)) for found in by_dtype.values()]
-    return not largest or bool(torch.stack([numbers.isfinite().all() for numbers in largest]).all())
-
-
 def checked(pending: Pending, message: Entry, data: Tensor, identity: Identity, layout: Layout) -> EntryImage:
     """What came, if it is what was asked for and undamaged.
 
@@ -145,7 +135,7 @@ def checked(pending: Pending, message: Entry, data: Tensor, identity: Identity, 
         raise StoreCorrupt("another entry came than was asked for; it is not used.")
     if digest(data) != message.digest or not math.isfinite(message.expires_s or 0.0):
         raise StoreCorrupt(f"the entry {message.key[:16]} came damaged; it is not used.")
-    return incoming(message.tensors, data, pending.entry, identity, layout)
+    return incoming(read(message.tensors), data, pending.entry, identity, layout)
 
 
 def same_within(dtype: torch.dtype) -> float:
@@ -177,4 +167,14 @@ def want_of(pending: Pending, is_trial: bool = False) -> Want:
     entry = pending.entry
     seam = len(entry.ids) - entry.num_cached
     labels = (entry.namespace, entry.name, entry.source)
-    return Want(pending.nonce, pending.peer[1], entry.key.hex(), entry.ids, seam, *labels, entry.expires_s, is_trial)
+    return Want(
+        pending.nonce,
+        pending.peer[1],
+        entry.key.hex(),
+        entry.ids,
+        seam,
+        *labels,
+        entry.expires_s,
+        is_trial,
+        entry.deterministic,
+    )

@@ -69,7 +69,9 @@ class Peers:
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
         self._post, self._report = post, report
-        self._trust = Trust(canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report)
+        self._trust = Trust(
+            canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report, me.device_kind
+        )
         self._connections = Connections(me, self)
         self._nonces = itertools.count(1)
         self._arrivals = Arrivals(self.counts)
@@ -82,7 +84,9 @@ class Peers:
     def offer(self, jobs: Sequence[Encode]) -> None:
         """Give away what others have sooner; the rest stays where it is."""
         started = time.monotonic()
-        self._place([job for job in jobs if job.base is None and not job.is_alone and not job.done], 0)
+        fresh = [job for job in jobs if job.base is None and not job.done]
+        for is_alone in (False, True):
+            self._place([job for job in fresh if job.is_alone is is_alone], 0)
         self.counts.plan_s += time.monotonic() - started
 
     def withdraw(self, job: Encode) -> None:
@@ -93,7 +97,7 @@ class Peers:
     def _place(self, jobs: Sequence[Encode], attempt: int) -> None:
         now = time.monotonic()
         with self._lock:
-            members = [member for member in self.view.members(now) if self._may_ask(member.rank)]
+            members = [member for member in self.view.members(now) if self._may_ask(member.rank, jobs)]
             ranks = [member.rank for member in members]
             wanted = [job_of(number, job, self.view, ranks) for number, job in enumerate(jobs)]
             if not members or not wanted:
@@ -111,8 +115,11 @@ class Peers:
             for peer, wants in asked.items():
                 self._connections.tell(peer, messages.Wants(tuple(wants)))
 
-    def _may_ask(self, rank: int) -> bool:
-        return rank in self._connections and (self.only is None or rank in self.only)
+    def _may_ask(self, rank: int, jobs: Sequence[Encode] = ()) -> bool:
+        """Of deterministic requests' segments only those are asked for whose bits are the same."""
+        alone = [len(job.entry.ids) for job in jobs if job.is_alone]
+        is_exact = not alone or (max(alone) <= self.pace.cost.batch_tokens and self.view.is_exact(rank, max(alone)))
+        return is_exact and rank in self._connections and (self.only is None or rank in self.only)
 
     def _send_away(self, job: Encode, place: Placed, arrival_s: float, attempt: int, now: float) -> Pending:
         peer, nonce = self.view.peers[place.rank], next(self._nonces)
@@ -256,7 +263,7 @@ class Peers:
     def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None:
         self.counts.came_bytes += entry.num_bytes
         self.counts.carry_s += seconds
-        pending = self.wants.find(entry.nonce, peer)
+        pending, began_s = self.wants.find(entry.nonce, peer), time.monotonic()
         if pending is None:
             self.counts.late += 1
             return
@@ -267,8 +274,8 @@ class Peers:
                 self._becomes(peer, "connected")  # the next thing that it is asked is the canary again
                 self._fall_back([pending], str(error))
             return
-        with self._lock:
-            self.view.carried(*peer, entry.num_bytes, seconds)
+        with self._lock:  # the next one is not received before this one was checked
+            self.view.carried(*peer, entry.num_bytes, seconds + time.monotonic() - began_s)
         if self.wants.take(entry.nonce) is None:
             self.counts.late += 1
         elif pending.attempt == CANARY:

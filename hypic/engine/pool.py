@@ -261,6 +261,11 @@ class Pool:
         self.states[layer].index_copy_(0, states, maps.end_state.to(self.layout.state_dtype))
         self.transitions[layer].index_copy_(0, transitions, maps.transition.to(self.layout.state_dtype))
 
+    def begin_maps(self, transitions: Sequence[int]) -> None:
+        """Other entries had these slots; what is written into them first is not the last of them."""
+        if transitions and not self.form.is_lossless:
+            self._is_final[torch.tensor(transitions, device=self.device)] = False
+
     def finish(self, transitions: Sequence[int]) -> None:
         """What is written into these entries next is the last of them."""
         if transitions and not self.form.is_lossless:

@@ -24,7 +24,7 @@ class Landing:
     def next(self, num_bytes: int) -> tuple[Tensor, torch.cuda.Event]:
         """Memory of the host, ``[num_bytes]``, and an event."""
         if len(self._places) < self.NUM_READS:
-            self._places.append(_place(num_bytes))
+            self._places.insert(0, _place(num_bytes))  # before those that are in use
         host, arrived = self._places.pop(0)
         if len(host) < num_bytes:
             host, arrived = _place(num_bytes)

@@ -143,10 +143,12 @@ class Scheduler:
 
     def _run_alone(self, work: Work, request: Request) -> None:
         jobs = [job for job in self.admission.encoding.values() if request.id in job.waiters]
-        if jobs:
-            self._encode(work, self.max_step_tokens, jobs[:1])
-        elif any(request.id in job.waiters for job in self.admission.jobs.loading.values()):
-            return  # its steps are the same whether its segments are loaded or there
+        loading = [job for job in self.admission.jobs.loading.values() if request.id in job.waiters]
+        here = [job for job in jobs if not job.away]
+        if here:
+            self._encode(work, self.max_step_tokens, here[:1])
+        elif jobs or loading:
+            return  # its steps are the same whether its segments are on their way or there
         elif request.is_decoding:
             self._decode(work, request)
         else:

@@ -29,7 +29,8 @@ CANARY_S = 8.0
 class Trust:
     """The states of peers in ``view`` as far as trust goes; ``due`` and ``settle`` are called under its lock.
 
-    ``report`` is told of a peer that is not to be used: rank, generation, how often it failed, why.
+    ``report`` is told of a peer that is not to be used: rank, generation, how often it failed, why. ``kind`` is that of
+    this worker's device.
     """
 
     canary: Canary
@@ -37,6 +38,7 @@ class Trust:
     drop_below: float
     view: View
     report: Callable[[int, int, int, str], None]
+    kind: str = ""
 
     def due(self, now: float, called: Container[int]) -> list[tuple[int, int]]:
         """The peers that are to be asked for the canary now, of those that are called; they count as asked."""
@@ -50,8 +52,11 @@ class Trust:
         return difference(image, self.canary.image, self.drop_below)
 
     def settle(self, peer: tuple[int, int], apart: float) -> None:
-        """Whether a peer is to be used whose entry is so far from this worker's own: if it is that within rounding."""
-        is_same = apart <= same_within(self.dtype)
+        """Whether a peer is to be used whose entry is so far from this worker's own: if it is that within rounding, and
+        for deterministic requests if it is that bit by bit."""
+        is_same, found = apart <= same_within(self.dtype), self.view.get(*peer)
+        if found is not None:
+            found.is_exact = apart == 0.0 and found.hello.kind == self.kind
         self.view.becomes(peer, "trusted" if is_same else "refused")
         if not is_same:
             reason = f"its entry of a known text differs from this worker's by {apart:.2g}; it is not used"

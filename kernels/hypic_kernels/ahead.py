@@ -15,7 +15,7 @@ from typing import Any
 
 from hypic_kernels import interpreted
 
-OPERATIONS = ("attention", "delta", "decay", "conv", "pointwise", "experts")
+OPERATIONS = ("attention", "delta", "decay", "conv", "pointwise", "experts", "matvec")
 
 
 def _result(name: str, launch: Any, capability: int, room: int) -> dict[str, object]:

@@ -47,7 +47,10 @@ def jit_for_any(*sizes: str) -> Callable[[Callable[..., Any]], Any]:
 
 @dataclass(frozen=True)
 class Launch:
-    """``kernel[grid](*arguments, **constants)``, with ``num_warps`` among the options of the compiler."""
+    """``kernel[grid](*arguments, **constants)``, with ``num_warps`` among the options of the compiler.
+
+    A kernel with a true constant ``EARLY`` is started before the one before it has ended; see ``early.py``.
+    """
 
     kernel: Any
     grid: tuple[int, ...]
@@ -55,13 +58,19 @@ class Launch:
     constants: Mapping[str, Any]
     num_warps: int
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the compiler."""
+        early = {"launch_pdl": True} if self.constants.get("EARLY") else {}
+        return {"num_warps": self.num_warps, **early}
+
     def run(self) -> None:
         """On the device of the arguments: Triton alone would take the current one. An empty grid does nothing."""
         if 0 in self.grid:
             return
         tensor = next(argument for argument in self.arguments if isinstance(argument, Tensor))
         with torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext():
-            self.kernel[self.grid](*self.arguments, **self.constants, num_warps=self.num_warps)
+            self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
 
     def compile(self, capability: int) -> Any:
         """For compute capability 80, 90, ...; needs no GPU, but Triton must not be in its interpreter."""
@@ -74,7 +83,7 @@ class Launch:
         attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
         source = _source_of(self.kernel)(self.kernel, signature, constants, attributes)
         target = GPUTarget("cuda", capability, 32)
-        return triton.compile(source, target=target, options={"num_warps": self.num_warps})
+        return triton.compile(source, target=target, options=self.options)
 
 
 def _source_of(kernel: Any) -> Any:

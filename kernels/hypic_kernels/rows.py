@@ -3,8 +3,10 @@ device, and those that chunks name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +16,8 @@ from torch import Tensor
 
 CHUNK = 64
 """Tokens of a chunk within a row."""
+NO_TOKEN = -1
+"""A place of a row that no token stands at."""
 
 
 class RowArrays(NamedTuple):
@@ -40,43 +44,55 @@ def _sums(counts: NDArray[Any]) -> NDArray[np.int32]:
 
 @dataclass(frozen=True)
 class Rows:
-    """``R`` rows of ``n`` tokens together, in ``M`` chunks; tensors are int32.
+    """``R`` rows of ``n`` places together, in ``M`` chunks; tensors are int32.
 
-    ``tokens [n]`` says which of a layer's tokens stands at each place. Row ``r`` has the places ``cu_seqlens[r]`` to
-    ``cu_seqlens[r + 1] - 1``, and ``chunk_offsets[r]`` chunks stand before it; ``chunk_indices [M, 2]`` gives the row
-    of a chunk and its number within the row. Of the first ``num_folds`` rows, which have ``num_fold_tokens`` tokens,
-    the transition is wanted too.
+    ``tokens [n]`` says which of a layer's tokens stands at each place; -1: none, which leaves the state as it is. Row
+    ``r`` has the places ``cu_seqlens[r]`` to ``cu_seqlens[r + 1] - 1``, and ``chunk_offsets[r]`` chunks stand before
+    it; ``chunk_indices [M, 2]`` gives the row of a chunk and its number within the row.
+
+    ``folds [F, 2]``: the chunks, first and behind the last, of one row each, whose transition is wanted. ``marks [M]``:
+    where among ``num_marks`` the state before a chunk is kept; -1: it is not.
     """
 
     tokens: Tensor
     cu_seqlens: Tensor
     chunk_indices: Tensor
     chunk_offsets: Tensor
-    num_folds: int = 0
-    num_fold_tokens: int = 0
-    num_fold_chunks: int = 0
+    folds: Tensor
+    marks: Tensor
+    num_marks: int = 0
 
     @property
     def num_rows(self) -> int:
         return len(self.cu_seqlens) - 1
 
-    @staticmethod
-    def of(lengths: Sequence[int], num_folds: int = 0, device: torch.device | str = "cpu") -> Rows:
-        """Rows of all tokens in order."""
-        made = row_arrays(lengths)
-        tokens = torch.arange(int(made.cu_seqlens[-1]), dtype=torch.int32, device=device)
-        cu_seqlens, chunk_indices, chunk_offsets = (torch.from_numpy(values).to(device) for values in made)
-        counts = int(made.cu_seqlens[num_folds]), int(made.chunk_offsets[num_folds])
-        return Rows(tokens, cu_seqlens, chunk_indices, chunk_offsets, num_folds, *counts)
+    @property
+    def num_folds(self) -> int:
+        return len(self.folds)
 
-    def folds(self) -> Rows:
-        """The rows whose transitions are wanted."""
-        return Rows(
-            self.tokens[: self.num_fold_tokens],
-            self.cu_seqlens[: self.num_folds + 1],
-            self.chunk_indices[: self.num_fold_chunks],
-            self.chunk_offsets[: self.num_folds + 1],
+    @staticmethod
+    def of(
+        lengths: Sequence[int],
+        num_folds: int = 0,
+        device: torch.device | str = "cpu",
+        *,
+        folds: Sequence[tuple[int, int]] | None = None,
+        marks: Mapping[int, int] = MappingProxyType({}),
+        tokens: Sequence[int] | None = None,
+    ) -> Rows:
+        """Rows of all tokens in order, or of ``tokens``, of which the first ``num_folds`` are folds; or with ``folds``,
+        and ``marks`` by chunk."""
+        made = row_arrays(lengths)
+        offsets = made.chunk_offsets.tolist()
+        spans = list(pairwise(offsets))[:num_folds] if folds is None else folds
+        wanted = [marks.get(chunk, -1) for chunk in range(offsets[-1])]
+        places = range(int(made.cu_seqlens[-1])) if tokens is None else tokens
+        lists = places, made.cu_seqlens, made.chunk_indices, made.chunk_offsets, np.reshape(spans, (-1, 2)), wanted
+        tokens_of, *others, folds_of, marks_of = (
+            torch.from_numpy(np.array(values, dtype=np.int32)).to(device) for values in lists
         )
+        cu_seqlens, chunk_indices, chunk_offsets = others
+        return Rows(tokens_of, cu_seqlens, chunk_indices, chunk_offsets, folds_of, marks_of, len(marks))
 
 
 def copy_named(out: Tensor, found: Tensor, chunks: Tensor) -> Tensor:

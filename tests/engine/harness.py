@@ -19,7 +19,6 @@ from hypic.config import EngineConfig
 from hypic.engine.batch import Batch
 from hypic.engine.engine import Engine
 from hypic.engine.kernel_choice import geometry_of, path_of
-from hypic.engine.kernel_plan import Round
 from hypic.engine.models import Model
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
@@ -226,11 +225,14 @@ def _written(batch: Batch) -> tuple[Tensor, Tensor]:
         written = (batch.scan.write_slots, batch.scan.fold_states, batch.conv.write_slots)
         return torch.cat(written).unique(), batch.scan.fold_transitions
     none = plan.write_slots[:0]
-    folds = [*plan.rounds, *([] if plan.folds is None else [plan.folds])]
-    states = [fold.fold_states if isinstance(fold, Round) else fold.states for fold in folds]
-    transitions = [fold.fold_transitions if isinstance(fold, Round) else fold.transitions for fold in folds]
-    written = [plan.write_slots, *states, plan.conv_write_slots.long(), *(round.write_slots for round in plan.rounds)]
-    return torch.cat(written).unique(), torch.cat([none, *transitions])
+    states, transitions = [plan.write_slots, plan.conv_write_slots], [none]
+    if plan.folds is not None:
+        states.append(plan.folds.states)
+        transitions.append(plan.folds.transitions)
+    if plan.runs is not None:
+        states += [plan.runs.fold_states, plan.runs.write_slots]
+        transitions.append(plan.runs.fold_transitions)
+    return torch.cat([slots.long() for slots in states]).unique(), torch.cat([slots.long() for slots in transitions])
 
 
 class SizedPool(Pool):

@@ -23,7 +23,7 @@ OURS: Mapping[Any, Mapping[str, int]] = {
     compose: {"compose": 1, "write_rows": 1},
     conv: {"convolve": 1},
     decay: {"lift": 1, "read": 1, "step": 1},
-    delta: {"lift": 2, "read": 1, "step": 1, "scan": 3, "run": 8},
+    delta: {"lift": 2, "read": 1, "step": 1, "scan": 3, "run": 5, "settle": 1},
     experts: {"route": 1, "route_groups": 1, "order": 1, "gate_up": 1, "down": 1, "combine": 1},
     pointwise: {"add_rms_norm": 1, "silu_mul": 1, "heads": 1, "gated_group_norm": 1},
 }

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from hypic.config import EngineConfig
+from hypic.engine import read_back
 from hypic.engine.chain import Chain, RowLink
 from hypic.engine.engine import Engine
 from hypic.engine.kernel_arrays import arrays, decode_arrays
@@ -250,6 +251,18 @@ def test_a_recorded_step_has_chosen_the_likeliest_tokens_itself(
     drive(engine, "warm", 2, 4, **sampling)
     assert runner.graphs.num_replays == num_replays + 4
     assert (not chosen) == is_plain
+
+
+def test_places_are_taken_in_turn_from_the_first_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        read_back, "_place", lambda num_bytes: (torch.empty(2 * num_bytes, dtype=torch.uint8), object())
+    )
+    landing = Landing()
+    taken = [landing.next(num_bytes) for num_bytes in (8, 8, 16, 8, 99, 8)]
+    places = [host.data_ptr() for host, _ in taken]
+    assert places[0] != places[1] and places[2:4] == places[:2] and places[4] not in places[:4]
+    assert places[5] == places[3] and [len(host) for host, _ in taken] == [8, 8, 16, 8, 99, 8]
+    assert taken[0][1] is taken[2][1] is not taken[1][1]
 
 
 @pytest.mark.gpu

@@ -1,13 +1,13 @@
-"""Runs: chains of long rows alone, whose state a kernel carries itself, in rounds; beside chains that are composed.
+"""Runs: chains of long rows alone, whose state a kernel carries itself; beside chains that are composed.
 
-On a CPU the kernel's reference runs, so what is proved here is the planning: which chains are runs, which rows stand in
-which round, from which state each begins, and that what they fold is what the plain engine would have folded. Truth is
+On a CPU the kernel's reference runs, so what is proved here is the planning: which chains are runs, where their
+parts begin, from which state each begins, and that what they fold is what the plain engine would have folded. Truth is
 the float64 reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +16,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from hypic.engine.affine import Affine
 from hypic.engine.chain import Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.kernel_batch import Geometry, packed
 from hypic.engine.kernel_choice import geometry_of, path_of
-from hypic.engine.kernel_plan import Round
-from hypic.engine.layers import linear_kernels, linear_runs
-from hypic.engine.run_arrays import MOST_ROUNDS, RunRow, rows_of, run_arrays, runs_of
+from hypic.engine.kernel_plan import Runs
+from hypic.engine.layers import linear_attention, linear_kernels
+from hypic.engine.pool import Pool
+from hypic.engine.run_arrays import MOST_PARTS, RunCounts, RunPart, parts_of, run_arrays, runs_of
+from hypic.engine.scan_plan import ScanPlan
 from hypic.errors import NonFiniteOutput
+from hypic_kernels import delta
 from tests.engine.harness import TOLERANCE, Bench, Checkpoints, Pieces, live, relative, seg
 
 LIMIT = TOLERANCE["float32"]
 CPU = torch.device("cpu")
 MODELS = ["qwen", "qwen-wide", "qwen-conv-2", "qwen-linear"]
-Noted = list[tuple[Round, ...]]
+Noted = list[Runs]
 
 
 # -- the plan ----------------------------------------------------------------------------------------------------------
@@ -53,42 +57,50 @@ def test_runs_are_chains_of_long_rows_alone() -> None:
 
 
 def test_a_chain_of_many_kept_rows_is_no_run() -> None:
-    few = chain(*(row(100, snapshot=5 + n) for n in range(MOST_ROUNDS)))
-    many = chain(*(row(100, snapshot=5 + n) for n in range(MOST_ROUNDS + 1)))
+    few = chain(*(row(100, snapshot=5 + n) for n in range(MOST_PARTS)))
+    many = chain(*(row(100, snapshot=5 + n) for n in range(MOST_PARTS + 1)))
     assert runs_of([few, many], 0) == (0,)
 
 
 def test_rows_between_which_nothing_is_kept_are_one() -> None:
     fold = FoldInto(5, 6, 0)
     links = chain(row(3), row(4), row(5, snapshot=9), row(6), row(7, fold=fold), row(8, fold=fold), row(2), row(1))
-    assert rows_of(links, 100) == [
-        RunRow(100, 12, None, (9,)),
-        RunRow(112, 6, None, ()),
-        RunRow(118, 7, fold, ()),
-        RunRow(125, 8, fold, ()),
-        RunRow(133, 3, None, (1,)),
+    assert parts_of(links, 100) == [
+        RunPart(100, 12, None, (9,)),
+        RunPart(112, 6, None, ()),
+        RunPart(118, 7, fold, ()),
+        RunPart(125, 8, fold, ()),
+        RunPart(133, 3, None, (1,)),
     ]
-    assert rows_of(chain(row(3), row(4, snapshot=9)), 0) == [RunRow(0, 7, None, (9, 1))]
+    assert parts_of(chain(row(3), row(4, snapshot=9)), 0) == [RunPart(0, 7, None, (9, 1))]
 
 
-def test_rounds_take_a_row_of_every_run_folds_first() -> None:
+def test_parts_of_runs_begin_a_chunk_and_states_between_them_are_kept() -> None:
     first = chain(row(70, snapshot=9), row(3), initial=4, final=11)
     second = chain(row(8), row(130, fold=FoldInto(5, 6, 64)), row(1), initial=0, final=12)
-    third = chain(row(8), row(60, fold=FoldInto(7, 8, 0)), initial=0, final=13)
+    third = chain(row(60, fold=FoldInto(7, 8, 0)), initial=0, final=13)
     found, counts = run_arrays([first, second, third], [10, 100, 300])
-    assert [tuple(count) for count in counts] == [(0, 0, False), (190, 4, True), (0, 0, False)]
+    assert counts == RunCounts(4, True)
     arrays = {name: values.tolist() for name, values in found.items()}
-    assert arrays["run0_initial"] == [4, 0, 0] and arrays["run0_cu_seqlens"] == [0, 70, 78, 86]
-    assert arrays["run0_tokens"] == [*range(10, 80), *range(100, 108), *range(300, 308)]
-    assert (arrays["run0_write_places"], arrays["run0_write_slots"]) == ([0], [9])
-    assert arrays["run1_initial"] == [1, 2, 0] and arrays["run1_cu_seqlens"] == [0, 130, 190, 193]
-    assert arrays["run1_tokens"] == [*range(108, 238), *range(308, 368), 80, 81, 82]
-    assert arrays["run1_chunk_indices"] == [[0, 0], [0, 1], [0, 2], [1, 0], [2, 0]]
-    assert arrays["run1_chunk_offsets"] == [0, 3, 4, 5]
-    assert (arrays["run1_fold_states"], arrays["run1_fold_transitions"]) == ([5, 7], [6, 8])
-    assert (arrays["run1_write_places"], arrays["run1_write_slots"]) == ([1, 2], [13, 11])
-    assert arrays["run2_initial"] == [0] and arrays["run2_tokens"] == [238]
-    assert (arrays["run2_write_places"], arrays["run2_write_slots"]) == ([0], [12])
+    assert arrays["run_initial"] == [4, 0, 0] and arrays["run_cu_seqlens"] == [0, 131, 388, 448]
+    filled = [[*range(10, 80)] + [-1] * 58, [80, 81, 82], [*range(100, 108)] + [-1] * 56]
+    assert arrays["run_tokens"] == sum([*filled, [*range(108, 238)] + [-1] * 62, [238], [*range(300, 360)]], [])
+    assert arrays["run_chunk_indices"] == [[0, 0], [0, 1], [0, 2], *([1, n] for n in range(5)), [2, 0]]
+    assert arrays["run_chunk_offsets"] == [0, 3, 8, 9]
+    assert arrays["run_marks"] == [-1, -1, 0, -1, 1, -1, -1, 2, 3]
+    assert arrays["run_folds"] == [[4, 7], [8, 9]] and arrays["run_fold_ends"] == [[1, 2], [3, 6]]
+    assert (arrays["run_fold_states"], arrays["run_fold_transitions"]) == ([5, 7], [6, 8])
+    assert (arrays["run_write_places"], arrays["run_write_slots"]) == ([0, 4, 5, 6], [9, 11, 12, 13])
+
+
+def test_an_interior_in_two_rows_is_one_fold() -> None:
+    fold = FoldInto(5, 6, 0)
+    links = (row(8), row(90, snapshot=9, fold=fold), row(70, fold=FoldInto(5, 6, 90)), row(50, fold=FoldInto(7, 8, 0)))
+    found, counts = run_arrays([chain(*links)], [0])
+    assert counts == RunCounts(3, False)
+    assert found["run_folds"].tolist() == [[1, 5], [5, 6]] and found["run_fold_ends"].tolist() == [[0, 2], [2, 3]]
+    assert found["run_fold_states"].tolist() == [5, 7]
+    assert (found["run_write_places"].tolist(), found["run_write_slots"].tolist()) == ([1, 3], [9, 1])
 
 
 def test_maps_are_planned_of_the_other_chains_alone() -> None:
@@ -97,13 +109,13 @@ def test_maps_are_planned_of_the_other_chains_alone() -> None:
     warm = chain(row(8), INTERIOR, row(20), final=5)
     made = packed([decode, run, warm], geometry)
     tokens = [0, *range(101, 129)]
-    assert len(made.rounds) == 1
+    assert made.runs == RunCounts(0, False), "other chains stand on both sides of the run"
     chunks = made.found["chunks"]
     assert sorted(chunks[chunks < 129].tolist()) == tokens and chunks.shape[1] == 16
     assert chunks.reshape(-1)[made.found["token_chunks"]].tolist() == tokens
     assert made.found["initial_slots"].tolist() == [3, 0] and made.found["write_slots"].tolist() == [3, 5]
     recorded = packed([decode, run, warm], geometry, [0, 0, 0])
-    assert not recorded.rounds
+    assert recorded.runs is None
     assert not any(name.startswith("run") for name in recorded.found)
 
 
@@ -123,15 +135,15 @@ def test_the_path_of_entries_says_what_computed_them(checkpoints: Checkpoints) -
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Noted]:
-    """The rounds of every layer's call."""
+    """The runs of every layer's call."""
     found: Noted = []
-    sound = linear_kernels.run_rounds
+    sound = linear_kernels.run_all
 
-    def run_rounds(mixer: Any, tokens: Any, rounds: Sequence[Round], *rest: Any) -> None:
-        found.append(tuple(rounds))
-        sound(mixer, tokens, rounds, *rest)
+    def run_all(mixer: Any, tokens: Any, runs: Runs, *rest: Any) -> None:
+        found.append(runs)
+        sound(mixer, tokens, runs, *rest)
 
-    monkeypatch.setattr(linear_kernels, "run_rounds", run_rounds)
+    monkeypatch.setattr(linear_kernels, "run_all", run_all)
     yield found
 
 
@@ -148,7 +160,7 @@ def test_cold_and_warm_prompts_equal_the_reference(name: str, checkpoints: Check
     cold, warm = bench.ask(pieces, max_tokens=4), bench.ask(pieces, max_tokens=4)
     expected = checkpoints.expected(name, pieces, generated=cold.ids[:-1])
     assert cold.error_to(expected) < LIMIT and warm.error_where_run(expected) < LIMIT
-    assert max(round.rows.num_folds for rounds in noted for round in rounds) == 3, "others are too short"
+    assert max(runs.rows.num_folds for runs in noted) == 3, "others are too short"
     bench.assert_sound()
 
 
@@ -162,7 +174,7 @@ def test_interiors_in_pieces_equal_the_reference(
     first, other = bench.add(pieces, max_tokens=2), bench.add([live(200, 3), seg(90, 4), live(60, 7)], max_tokens=2)
     bench.run()
     assert first.error_to(checkpoints.expected(name, pieces, generated=first.ids[:-1])) < LIMIT
-    assert other.is_over and any(round.is_continued for rounds in noted for round in rounds)
+    assert other.is_over and any(runs.is_continued for runs in noted)
 
 
 @pytest.mark.parametrize("name", ["qwen", "qwen-linear"])
@@ -186,7 +198,7 @@ def test_a_conversation_of_long_turns_from_snapshots(checkpoints: Checkpoints, n
         answer = bench.ask([*pieces, live(2, 3)], max_tokens=2)
         expected = checkpoints.expected("qwen", [*pieces, live(2, 3)], generated=answer.ids[:-1])
         assert answer.error_where_run(expected) < LIMIT
-    assert max(len(rounds) for rounds in noted) > 1 and bench.engine.store.stats.num_entries > 3
+    assert max(runs.rows.num_marks for runs in noted) > 0 and bench.engine.store.stats.num_entries > 3
 
 
 @pytest.mark.parametrize("name", ["qwen"])
@@ -206,7 +218,7 @@ def test_runs_stand_beside_composed_and_decoded_chains(name: str, checkpoints: C
         bench.step()
         plan = bench._last()[0].kernels
         assert plan is not None
-        mixed += bool(plan.rounds) and len(plan.chunks) > 0
+        mixed += plan.runs is not None and len(plan.chunks) > 0
     for pieces, answer in zip(prompts, answers, strict=True):
         expected = checkpoints.expected(name, pieces, generated=answer.ids[:-1])
         assert answer.error_where_run(expected) < LIMIT
@@ -229,42 +241,79 @@ def test_a_run_that_breaks_breaks_alone(checkpoints: Checkpoints, noted: Noted) 
     bench.assert_sound()
 
 
+@pytest.mark.parametrize("is_spoiled", [False, True], ids=["sound", "read all the same"])
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_what_others_left_in_slots_is_not_read(
+    kernels: str, is_spoiled: bool, checkpoints: Checkpoints, noted: Noted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interiors that are begun and that go on, in one step, in slots that held something else."""
+    bench = Bench(checkpoints.runner("qwen", "float32"), kernels=kernels, max_step_tokens=300)
+    for tensor in (*bench.pool.states, *bench.pool.tails, *bench.pool.transitions):
+        tensor[tensor.shape[0] - bench.pool.num_transitions :] = torch.nan
+    if is_spoiled:
+        monkeypatch.setattr(Affine, "where", lambda self, flags: self)
+        sound = linear_attention._continue
+
+        def continue_all(folded: Affine, plan: ScanPlan, pool: Pool, layer: int) -> None:
+            sound(folded, replace(plan, continued=torch.arange(len(plan.fold_states))), pool, layer)
+
+        monkeypatch.setattr(linear_attention, "_continue", continue_all)
+    pieces = [live(3, 1), seg(400, 5), seg(150, 6), live(90, 2)]
+    answer = bench.add(pieces)
+    bench.run()
+    if is_spoiled:
+        assert answer.error
+    else:
+        assert answer.error_to(checkpoints.expected("qwen", pieces)) < LIMIT
+    assert not noted or any(0 < int(runs.fold_begun.sum()) < len(runs.fold_begun) for runs in noted)
+
+
 # -- what must show ----------------------------------------------------------------------------------------------------
 
 Spoil = Callable[[pytest.MonkeyPatch], None]
 
 
-def _spoiled_maps(spoil: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Spoil:
+def _spoiled_maps(spoil: Callable[[Tensor, tuple[Tensor, Tensor], Tensor], Tensor]) -> Spoil:
+    """``spoil`` takes what was kept, transitions, and where folds begin, and gives what is settled instead."""
+
     def inject(patch: pytest.MonkeyPatch) -> None:
-        sound = linear_runs._write_maps
+        sound = delta.settle
 
-        def faulty(round: Round, transitions: Tensor, before: Tensor, *rest: Any) -> None:
-            sound(round, *spoil(transitions, before), *rest)
+        def faulty(kept: Tensor, transitions: tuple[Tensor, Tensor], ends: Tensor, *rest: Any) -> None:
+            sound(spoil(kept, transitions, ends[:, 0].long()), transitions, ends, *rest)
 
-        patch.setattr(linear_runs, "_write_maps", faulty)
+        patch.setattr(delta, "settle", faulty)
 
     return inject
 
 
-def _spoiled_rounds(spoil: Callable[[int, Round], Round]) -> Spoil:
+def _lost(kept: Tensor, transitions: tuple[Tensor, Tensor], starts: Tensor) -> Tensor:
+    transitions[0][transitions[1].long()] = 0.0
+    return kept
+
+
+def _spoiled_runs(spoil: Callable[[Runs], Runs]) -> Spoil:
     def inject(patch: pytest.MonkeyPatch) -> None:
-        sound = linear_kernels.run_rounds
+        sound = linear_kernels.run_all
 
-        def faulty(mixer: Any, tokens: Any, rounds: Sequence[Round], *rest: Any) -> None:
-            sound(mixer, tokens, [spoil(number, round) for number, round in enumerate(rounds)], *rest)
+        def faulty(mixer: Any, tokens: Any, runs: Runs, *rest: Any) -> None:
+            sound(mixer, tokens, spoil(runs), *rest)
 
-        patch.setattr(linear_kernels, "run_rounds", faulty)
+        patch.setattr(linear_kernels, "run_all", faulty)
 
     return inject
 
 
 SPOILED: dict[str, Spoil] = {
-    "from-zero-for-identity": _spoiled_maps(lambda transitions, before: (transitions * 0, before)),
-    "seam-dropped": _spoiled_maps(lambda transitions, before: (transitions, before * 0)),
-    "round-shifted": _spoiled_rounds(lambda n, round: replace(round, initial=round.initial.roll(1)) if n else round),
-    "done-forgotten": _spoiled_rounds(lambda n, round: replace(round, is_continued=False)),
-    "state-not-kept": _spoiled_rounds(
-        lambda n, round: replace(round, write_slots=round.write_slots[:0], write_places=round.write_places[:0])
+    "transition-lost": _spoiled_maps(_lost),
+    "seam-dropped": _spoiled_maps(lambda kept, _, starts: kept.index_fill(0, starts, 0.0)),
+    "folds-shifted": _spoiled_runs(lambda runs: replace(runs, fold_ends=runs.fold_ends.roll(1, 0))),
+    "places-without-token-filled": _spoiled_runs(
+        lambda runs: replace(runs, rows=replace(runs.rows, tokens=runs.rows.tokens.clamp(min=0)))
+    ),
+    "done-forgotten": _spoiled_runs(lambda runs: replace(runs, is_continued=False)),
+    "state-not-kept": _spoiled_runs(
+        lambda runs: replace(runs, write_slots=runs.write_slots[:0], write_places=runs.write_places[:0])
     ),
 }
 

@@ -18,6 +18,7 @@ import torch
 
 from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
+from hypic.engine.runner import Runner
 from hypic.engine.task import Task
 from hypic_apps.bench import driving, floors, profile
 from hypic_apps.bench.geometries import geometry
@@ -32,12 +33,16 @@ SUMMARY = "decode steps beside the bandwidth limit"
 EXAMPLES = """
 hypic bench decode
 hypic bench decode --geometry qwen3.5-35b-a3b --batch 1,16,64 --context 16384
+hypic bench decode --geometry qwen3.5-4b --batch 1,16 --deterministic
 """
 DETAILS = """Contexts are made up, so that no prefill is needed: one token a request and step
-is measured, against the bytes that a step must read and write."""
-HEADS = ("batch", "context", "step ms", "p90", "tokens/s", "bandwidth floor ms", "of the limit", "steps")
+is measured, against the bytes that a step must read and write. --deterministic
+measures each batch both ways: deterministic requests never share a step."""
+HEADS = ("batch", "context", "step ms", "p90", "tokens/s", "bandwidth floor ms", "of the limit", "steps",
+         "deterministic ms", "x plain")  # fmt: skip
 TAIL_TOKENS = 8
 PROFILED_TOKENS = 5
+MOST_ALONE = 2
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -63,15 +68,18 @@ def run(args: argparse.Namespace) -> int:
     longest = max(contexts) + TAIL_TOKENS + args.steps + args.warmup + 16
     # A context is as long as a segment would have to be for this split of memory.
     settings = with_defaults(settings, max_running=max(args.batch), max_context=longest, typical_segment_tokens=longest)
+    both = settings.pop("deterministic", False)
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
         records = [
-            measure(built, batch, context, args.steps, args.warmup, limits) | {"geometry": made.name}
+            measure(built, batch, context, args.steps, args.warmup, limits)
+            | (measure_alone(built, batch, context, args.steps, args.warmup) if both else {})
+            | {"geometry": made.name}
             for context in contexts for batch in args.batch
         ]  # fmt: skip
         code = shown(args, {**about("decode steps, beside the bandwidth limit"), "records": records}, text)
         if args.profile:
-            write(Path(args.profile), "\n".join(_profile(built, batch, contexts[0]) for batch in args.batch))
+            write(Path(args.profile), "\n".join(_profile(built, batch, contexts[0], limits) for batch in args.batch))
     return code
 
 
@@ -106,24 +114,55 @@ def measure(built: Session, batch: int, context: int, steps: int, warmup: int, l
     }
 
 
+def measure_alone(built: Session, batch: int, context: int, steps: int, warmup: int) -> dict[str, Any]:
+    """What a token for each of ``batch`` deterministic requests takes: as many steps as there are requests. Only the
+    first ``MOST_ALONE`` are run, since each is prefilled for real: deterministic requests begin from nothing.
+
+    Raises:
+        CommandError: two of them got a token in one step.
+    """
+    note(f"batch {batch}, context {context}, deterministic")
+    built.forget()
+    many, each = min(batch, MOST_ALONE), steps + warmup + 1
+    taken = built.call(lambda engine: driving.drive(engine, _deterministic(built, many, context, each)))
+    answering = [step for step in taken if step.num_tokens]
+    if len(answering) != many * each:
+        raise CommandError("deterministic requests shared a step; this is a fault of hypic.")
+    alone = [step.seconds for place, step in enumerate(answering) if place % each > warmup]
+    return {
+        "deterministic_ms_p50": 1e3 * batch * percentile(alone, 50),
+        "deterministic_ms_p90": 1e3 * batch * percentile(alone, 90),
+        "deterministic_requests_run": many,
+    }
+
+
+def _deterministic(built: Session, many: int, context: int, max_tokens: int) -> list[Task]:
+    policy = built.policy.with_(deterministic=True)
+    prompts = [_drawn(built.runner, f"alone {place} {context}", context) for place in range(many)]
+    return driving.answer_tasks(prompts, policy, max_tokens, "alone")
+
+
+def _drawn(runner: Runner, salt: str, context: int) -> list[Piece]:
+    """A context of random tokens and a short tail."""
+    draw, vocab_size = random.Random(salt), int(runner.model.embed_tokens.num_embeddings)  # type: ignore[attr-defined]
+    head, tail = (tuple(draw.choices(range(vocab_size), k=k)) for k in (context, TAIL_TOKENS))
+    return [Piece(head, ends_message=True), Piece(tail)]
+
+
 def _steps(engine: Engine, built: Session, batch: int, context: int, max_tokens: int) -> list[driving.Step]:
     return driving.drive(engine, _made_up(engine, built, batch, context, max_tokens))
 
 
 def _made_up(engine: Engine, built: Session, batch: int, context: int, max_tokens: int, salt: str = "") -> list[Task]:
     """Requests whose contexts have been made up."""
-    policy, prompts = built.policy.with_(reuse="segments"), []
-    vocab_size = int(engine.runner.model.embed_tokens.num_embeddings)  # type: ignore[attr-defined]
-    for place in range(batch):
-        draw = random.Random(f"decode {place} {context}{salt}")
-        head, tail = (tuple(draw.choices(range(vocab_size), k=k)) for k in (context, TAIL_TOKENS))
-        prompts.append([Piece(head, ends_message=True), Piece(tail)])
+    policy = built.policy.with_(reuse="segments")
+    prompts = [_drawn(engine.runner, f"decode {place} {context}{salt}", context) for place in range(batch)]
     for place, pieces in enumerate(prompts):
         driving.make_up_context(engine, pieces, policy, seed=place)
     return driving.answer_tasks(prompts, policy, max_tokens, f"decode{salt}")
 
 
-def _profile(built: Session, batch: int, context: int) -> str:
+def _profile(built: Session, batch: int, context: int, limits: floors.Limits) -> str:
     """Tables of one short prefill and the steps after it, driven on the engine's own thread."""
     note(f"profiling batch {batch}")
 
@@ -135,7 +174,10 @@ def _profile(built: Session, batch: int, context: int) -> str:
             built.synchronize()
             yield partial(_driven, tasks)
 
-    head = f"batch {batch}, context {context}: {TAIL_TOKENS} tokens each, then {PROFILED_TOKENS - 1} steps"
+    counts = floors.Counts.of(built.runner.model)
+    load = floors.decode_load(batch, context, counts.layout)
+    head = f"batch {batch}, context {context}: {TAIL_TOKENS} tokens each, then {PROFILED_TOKENS - 1} steps\n"
+    head += f"of one step, {floors.rooms_text(load, counts, limits)}"
     return f"{head}\n{profile.take(requests(), built.call, built.device)}"
 
 
@@ -143,10 +185,16 @@ def _driven(tasks: Sequence[Task], engine: Engine) -> None:
     driving.drive(engine, tasks)
 
 
+def _cost(alone_ms: float | None, plain_ms: float) -> tuple[str, str]:
+    """Of determinism, in milliseconds and as a ratio."""
+    return number(alone_ms), number(None if alone_ms is None else alone_ms / plain_ms)
+
+
 def text(result: dict[str, Any]) -> str:
     rows = [
         (str(r["batch"]), f"{r['context']:,}", number(r["step_ms_p50"]), number(r["step_ms_p90"]),
-         number(r["tokens_per_s"]), number(r["bandwidth_floor_ms"]), f"{r['bandwidth_share']:.0%}", str(r["steps"]))
+         number(r["tokens_per_s"]), number(r["bandwidth_floor_ms"]), f"{r['bandwidth_share']:.0%}", str(r["steps"]),
+         *_cost(r.get("deterministic_ms_p50"), r["step_ms_p50"]))
         for r in result["records"]
     ]  # fmt: skip
     return table(HEADS, rows)

@@ -71,6 +71,13 @@ class Counts:
             matrices + routed, head.numel(), dense_bytes, _num_bytes(experts), num_experts, chosen, model.layout, heads
         )
 
+    @property
+    def routed_weights(self) -> float:
+        """Of experts, what a token multiplies with."""
+        if not self.num_experts:
+            return 0.0
+        return self.expert_bytes / self.layout.dtype.itemsize * self.num_chosen / self.num_experts
+
     def weight_bytes(self, num_tokens: int) -> float:
         """Weights that a step of so many tokens is expected to read."""
         missed = (1 - self.num_chosen / self.num_experts) ** num_tokens if self.num_experts else 0.0
@@ -85,12 +92,13 @@ class Counts:
 @dataclass(frozen=True)
 class Load:
     """What one request asks of the chip: tokens that are run, pairs of query and key, tokens of long scans, and bytes
-    that are read besides weights."""
+    that are read besides weights, of which ``kv_bytes`` are keys and values."""
 
     num_tokens: int
     num_pairs: float
     num_scanned: int
     read_bytes: float = 0.0
+    kv_bytes: float = 0.0
 
     def seconds(self, counts: Counts, limits: Limits) -> float:
         operations = 2.0 * (counts.active_weights * self.num_tokens + counts.head_weights)
@@ -98,6 +106,23 @@ class Load:
         scans = sum(scan_operations(shape) for shape in counts.layout.linear) * self.num_scanned
         moved = counts.weight_bytes(self.num_tokens) + self.read_bytes
         return max(operations / limits.matmul_flops, moved / limits.copy_bytes) + scans / limits.matmul_flops
+
+    def by_room(self, counts: Counts, limits: Limits) -> dict[str, float]:
+        """Seconds of the rooms of a profile, each alone; projections of linear layers are in ``linear: rest``. Together
+        they may take longer than the whole, where operations of one could hide bytes of another."""
+        routed, experts = counts.routed_weights, counts.weight_bytes(self.num_tokens) - counts.dense_bytes
+        plain = (counts.active_weights - routed) * self.num_tokens + counts.head_weights
+        scans = sum(scan_operations(shape) for shape in counts.layout.linear) * self.num_scanned
+        rooms = {
+            "experts": (2.0 * routed * self.num_tokens, experts),
+            "projections with linear: rest": (2.0 * plain, float(counts.dense_bytes)),
+            "attention": (counts.attention_operations(self.num_pairs), self.kv_bytes),
+            "linear: lift with scan": (scans, self.read_bytes - self.kv_bytes),
+        }
+        return {
+            room: max(operations / limits.matmul_flops, moved / limits.copy_bytes)
+            for room, (operations, moved) in rooms.items()
+        }
 
 
 def load_of(arm: str, shape: Shape, policy: Policy, layout: Layout) -> Load:
@@ -125,14 +150,24 @@ def warm_load(interiors: Sequence[tuple[int, int]], num_tokens: int, layout: Lay
     rows = [(start, stop) for start, stop in zip(starts, stops, strict=True)]
     num_rows = sum(stop - start for start, stop in rows)
     pairs = sum((stop**2 - start**2) / 2 for start, stop in rows)
-    kept = len(interiors) * (layout.state_bytes + layout.transition_bytes) + num_tokens * layout.token_bytes
-    return Load(num_rows, pairs, rows[-1][1] - rows[-1][0], float(kept) if interiors else 0.0)
+    num_scanned = rows[-1][1] - rows[-1][0]
+    if not interiors:
+        return Load(num_rows, pairs, num_scanned)
+    kv = float(num_tokens * layout.token_bytes)
+    kept = len(interiors) * (layout.state_bytes + layout.transition_bytes)
+    return Load(num_rows, pairs, num_scanned, kept + kv, kv)
 
 
 def decode_load(batch: int, context: int, layout: Layout) -> Load:
     """One token for each of ``batch`` requests: every request's K, V and state is read, and its state written."""
-    kept = batch * (context * layout.token_bytes + 2 * layout.state_bytes)
-    return Load(batch, float(batch * context), 0, kept)
+    kv = float(batch * context * layout.token_bytes)
+    return Load(batch, float(batch * context), 0, kv + 2 * batch * layout.state_bytes, kv)
+
+
+def rooms_text(load: Load, counts: Counts, limits: Limits) -> str:
+    """A line for the head of a profile."""
+    rooms = ", ".join(f"{room} {1e3 * s:.2f}" for room, s in load.by_room(counts, limits).items())
+    return f"floors in ms: the whole {1e3 * load.seconds(counts, limits):.2f}; by room {rooms}"
 
 
 def scan_operations(shape: LinearShape) -> float:

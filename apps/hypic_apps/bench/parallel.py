@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,27 @@ from hypic.engine.store.image import EntryImage, export
 from hypic.engine.store.texts import Texts, Wanted
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import HypicError
-from hypic.types import Policy, SamplingParams, Segment
+from hypic.types import Policy, SamplingParams, Segment, TokenLogprob
 from hypic_apps.cli.errors import CommandError
 
 NO_TEXT = Vocabulary(decode=lambda ids: "")
 USABLE_S = 120.0
-Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer's tokens, and how likely they and others were, if that was asked for."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answered:
+    """An answer, and the seconds to its first token."""
+
+    ttft_s: float
+    said: Said
 
 
 @dataclass(frozen=True)
@@ -52,6 +68,7 @@ class Cold:
     came_bytes: int
     num_came: int
     num_again: int
+    num_taken_back: int
     combine_s: float
 
 
@@ -84,6 +101,21 @@ class Rig:
             self.workers.peers.only = frozenset(range(1, num_workers))
             self.workers.peers.planner = planner
 
+    @contextmanager
+    def steps_of(self, num_tokens: int | None) -> Iterator[None]:
+        """This worker's steps hold no more for a while; ``None``: as many as ever."""
+
+        def set_to(count: int, engine: Engine) -> int:
+            before, engine.scheduler.max_step_tokens = engine.scheduler.max_step_tokens, count
+            return before
+
+        before = None if num_tokens is None else self.started.loop.call(partial(set_to, num_tokens))
+        try:
+            yield
+        finally:
+            if before is not None:
+                self.started.loop.call(partial(set_to, before))
+
     def documents(self, tokens: Sequence[int], seed: int) -> list[Piece]:
         random = np.random.default_rng(seed)
         drawn = [random.integers(1, self.vocab_size, count).tolist() for count in tokens]
@@ -92,9 +124,9 @@ class Rig:
     def cold(self, documents: Sequence[Piece]) -> Cold:
         """Ask for what nobody has; everybody forgets it afterwards."""
         before, began_s = self.counts, time.monotonic()
-        ttft_s, _ = self.ask(documents)
+        ttft_s = self.ask(documents).ttft_s
         after, own_until_s = self.counts, self._last_encoded_s()
-        combine_s, _ = self.ask(documents)
+        combine_s = self.ask(documents).ttft_s
         self.forget()
         return Cold(
             ttft_s=ttft_s,
@@ -105,21 +137,24 @@ class Rig:
             came_bytes=after.came_bytes - before.came_bytes,
             num_came=after.came - before.came,
             num_again=after.fell_back - before.fell_back,
+            num_taken_back=after.taken_back - before.taken_back,
             combine_s=combine_s,
         )
 
     def _last_encoded_s(self) -> float:
         return 0.0 if self.workers is None else self.workers.peers.pace.last_s
 
-    def ask(self, documents: Sequence[Piece], max_tokens: int = 1) -> tuple[float, Tokens]:
-        """Seconds to the first token, and the tokens of the answer.
+    def ask(
+        self, documents: Sequence[Piece], max_tokens: int = 1, top: int | None = None, **changes: Any
+    ) -> Answered:  # fmt: skip
+        """An answer, with the ``top`` likeliest tokens at every place; ``changes`` are those of the policy.
 
         Raises:
             HypicError: the request failed.
         """
         tail = Piece(tuple(np.random.default_rng(0).integers(1, self.vocab_size, self.tail_tokens).tolist()))
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        return self._answer(Task(self._id(), [*documents, tail], sampling, self.policy))
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, logprobs=top)
+        return self._answer(Task(self._id(), [*documents, tail], sampling, self.policy.with_(**changes)))
 
     def encode_alone(self, documents: Sequence[Piece]) -> None:
         """Have this worker encode segments, each in a step that runs nothing else."""
@@ -129,18 +164,19 @@ class Rig:
     def _id(self) -> str:
         return f"bench-{next(self._numbers)}"
 
-    def _answer(self, task: Task) -> tuple[float, Tokens]:
+    def _answer(self, task: Task) -> Answered:
         inbox: queue.SimpleQueue[Emission] = queue.SimpleQueue()
-        first_s, ids, started = 0.0, list[int](), time.perf_counter()
+        first_s, said, started = 0.0, Said(), time.perf_counter()
         self.started.loop.submit(task, inbox.put)
         while True:
             emission = inbox.get()
             first_s = first_s or time.perf_counter() - started
             if isinstance(emission.result, HypicError):
                 raise emission.result
-            ids += emission.result.token_ids
+            piece = emission.result
+            said = Said((*said.tokens, *piece.token_ids), (*said.logprobs, *piece.logprobs))
             if emission.is_last:
-                return first_s, tuple(ids)
+                return Answered(first_s, said)
 
     def forget(self) -> None:
         """Empty all stores."""

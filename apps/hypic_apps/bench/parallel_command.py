@@ -146,8 +146,10 @@ def _measure(args: argparse.Namespace, name: str, result: Result) -> None:
     try:
         with made.placed() as folder, parallel.rig(folder, config, args.tail_tokens, args.carrier) as rig:
             run |= {"start_s": time.monotonic() - began_s, **_described(rig)}
-            for part, records in _parts(args, rig, counts, wanted):
-                run[part] += records
+            for part, record in _parts(args, rig, counts, wanted):
+                if part == "uneven" and run[part] and run[part][-1]["workers"] == record["workers"]:
+                    run[part].pop()  # that of fewer seeds
+                run[part].append(record)
                 run["cost"] = _costs(rig)
                 _keep(args, result)
     except (HypicError, CommandError) as error:  # the other geometries are measured all the same
@@ -166,18 +168,22 @@ def _config(
 
 def _parts(
     args: argparse.Namespace, rig: parallel.Rig, counts: Sequence[int], wanted: Shapes
-) -> Iterator[tuple[str, list[Result]]]:
-    """Everything that is compared and measured, in the order of its worth."""
+) -> Iterator[tuple[str, Result]]:
+    """Everything that is compared and measured, in the order of its worth, one number of workers after the other."""
     several, clock = [count for count in counts if count > 1], Clock.of(args.budget)
     for count in several:
         note(f"{count} workers compared with one")
-        yield "checked", [check(rig, count, wanted[0][1])]
-    for shape in wanted:
-        yield "even", even(rig, counts, shape, args.runs, clock, note)
-    for count in several if args.uneven else ():
-        yield "uneven", [uneven(rig, count, wanted[0][1], args.uneven, args.seeds, clock, note)]
+        yield "checked", check(rig, count, wanted[0][1])
+    for record in even(rig, counts, wanted[0], args.runs, clock, note):
+        yield "even", record
     for count in several:
-        yield "fetched", [fetch(rig, count, wanted[0], args.runs, clock, note)]
+        yield "fetched", fetch(rig, count, wanted[0], args.runs, clock, note)
+    for count in several[::-1] if args.uneven else ():
+        for record in uneven(rig, count, wanted[0][1], args.uneven, args.seeds, clock, note):
+            yield "uneven", record
+    for shape in wanted[1:]:
+        for record in even(rig, counts, shape, args.runs, clock, note):
+            yield "even", record
 
 
 def _counts(is_gpu: bool) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +34,11 @@ class Clock:
         return time.monotonic() >= self.until_s
 
 
-def even(rig: Rig, nums: Sequence[int], shape: tuple[int, int], runs: int, clock: Clock, told: Told) -> list[Record]:
+def even(
+    rig: Rig, nums: Sequence[int], shape: tuple[int, int], runs: int, clock: Clock, told: Told
+) -> Iterator[Record]:  # fmt: skip
     """Segments of one length, by number of workers."""
-    records: list[Record] = []
+    first_ms = 0.0
     for num_workers in nums:
         told(f"{num_workers} workers, {shape[0]} x {shape[1]:,}")
         rig.use(num_workers)
@@ -47,9 +49,8 @@ def even(rig: Rig, nums: Sequence[int], shape: tuple[int, int], runs: int, clock
             if found and clock.is_over:
                 break
         record = _record(num_workers, shape, found)
-        first = records[0] if records else record
-        records.append({**record, "speedup": first["ttft_ms_p50"] / record["ttft_ms_p50"]})
-    return records
+        first_ms = first_ms or record["ttft_ms_p50"]
+        yield {**record, "speedup": first_ms / record["ttft_ms_p50"]}
 
 
 def _record(num_workers: int, shape: tuple[int, int], found: Sequence[Cold]) -> Record:
@@ -65,57 +66,69 @@ def _record(num_workers: int, shape: tuple[int, int], found: Sequence[Cold]) -> 
         "combine_ms": _ms([c.combine_s for c in found]),
         "entries_sent": percentile([c.num_came for c in found], 50),
         "encoded_again": sum(c.num_again for c in found),
+        "taken_back": sum(c.num_taken_back for c in found),
         "link_gb_per_s": came_bytes / carry_s / 1e9 if carry_s else None,
     }
 
 
 def uneven(
     rig: Rig, num_workers: int, mean_tokens: int, count: int, seeds: int, clock: Clock, told: Told
-) -> Record:  # fmt: skip
-    """Lognormal segments: round robin's time over longest-first's, median over seeds.
+) -> Iterator[Record]:  # fmt: skip
+    """Lognormal segments: round robin's time over longest-first's, median over the seeds so far, after each of them.
 
     Each is timed at its second run of these lengths, with other texts: what is compiled and allocated at first use
     would be paid by whoever comes first, and who was asked for a text before is thought to hold it. They take turns.
     """
-    ratios, times = [], {"longest-first": list[float](), "round-robin": list[float]()}
+    spent: dict[str, list[Cold]] = {"longest-first": [], "round-robin": []}
     texts = itertools.count(1000)
     for seed in range(seeds):
         told(f"{num_workers} workers, {count} uneven segments, seed {seed}")
         tokens = lengths(np.random.default_rng(seed), count, mean_tokens, SIGMA)
-        for planner in sorted(times, reverse=seed % 2 == 1):
+        for planner in sorted(spent, reverse=seed % 2 == 1):
             rig.use(num_workers, planner)
-            spent = [rig.cold(rig.documents(tokens, next(texts))).ttft_s for _ in range(2)]
-            times[planner].append(spent[-1])
-        ratios.append(times["round-robin"][-1] / times["longest-first"][-1])
+            spent[planner].append([rig.cold(rig.documents(tokens, next(texts))) for _ in range(2)][-1])
+        about = {"workers": num_workers, "segments": count, "mean_tokens": mean_tokens, "sigma": SIGMA}
+        yield {**about, **_by_planner(spent)}
         if clock.is_over:
-            break
+            return
+
+
+def _by_planner(spent: Mapping[str, Sequence[Cold]]) -> Record:
+    times = {name: [1e3 * cold.ttft_s for cold in found] for name, found in spent.items()}
+    ratios = [slow / fast for slow, fast in zip(times["round-robin"], times["longest-first"], strict=True)]
     return {
-        **{"workers": num_workers, "segments": count, "mean_tokens": mean_tokens, "sigma": SIGMA},
-        **{"seeds": len(ratios), **{f"{name}_ms_p50": _ms(found) for name, found in times.items()}},
-        "ratio_p50": percentile(ratios, 50),
+        **{f"{name}_ms": found for name, found in times.items()},
+        **{f"{name}_ms_p50": percentile(found, 50) for name, found in times.items()},
+        **{f"{name}_sent": [cold.num_came for cold in found] for name, found in spent.items()},
+        "taken_back": sum(cold.num_taken_back for cold in spent["longest-first"]),
+        "encoded_again": sum(cold.num_again for found in spent.values() for cold in found),
+        **{"seeds": len(ratios), "ratio_p50": percentile(ratios, 50), "ratio_min": min(ratios)},
     }
 
 
 def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: Clock, told: Told) -> Record:
     """Entries that lie on other workers: what the links carry when nothing has to be encoded."""
     told(f"{num_workers} workers, {shape[0]} x {shape[1]:,} fetched")
-    spent, rates, nums = list[float](), list[float](), list[int]()
+    spent, rates, nums, each = list[float](), list[float](), list[int](), list[float]()
     for run in range(runs):
         documents = rig.documents([shape[1]] * shape[0], 500 + run)
         rig.use(num_workers, "elsewhere")  # both times the same segments of the same worker
         rig.ask(documents)
         rig.forget_here()
         before, began_s = rig.counts, time.monotonic()
-        spent.append(rig.ask(documents)[0])
+        spent.append(rig.ask(documents).ttft_s)
         after = rig.counts
         nums.append(after.fetched - before.fetched)
-        rates.append((after.came_bytes - before.came_bytes) / max(after.last_came_s - began_s, 1e-9) / 1e9)
+        taken_s = max(after.last_came_s - began_s, 1e-9)
+        rates.append((after.came_bytes - before.came_bytes) / taken_s / 1e9)
+        each.append(taken_s / max(nums[-1], 1))
         rig.forget()
         if clock.is_over:
             break
     return {
         **{"workers": num_workers, "segments": shape[0], "segment_tokens": shape[1], "runs": len(spent)},
         **{"entries_fetched": percentile(nums, 50), "ttft_ms_p50": _ms(spent), "gb_per_s": percentile(rates, 50)},
+        "entry_ms": _ms(each),
     }
 
 

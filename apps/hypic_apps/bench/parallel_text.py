@@ -18,13 +18,13 @@ def text(result: Result) -> str:
 
 def _even(run: Result) -> str:
     heads = ("segments", "workers", "p50 ms", "p90 ms", "speedup", "dispatch ms", "own part ms", "wait ms",
-             "combine ms", "sent", "exchange ms a link", "GB/s a link", "again")  # fmt: skip
+             "combine ms", "sent", "exchange ms a link", "GB/s a link", "again", "taken back")  # fmt: skip
     rows = [
         (
             f"{r['segments']} x {r['segment_tokens']:,}", str(r["workers"]), number(r["ttft_ms_p50"]),
             number(r["ttft_ms_p90"]), number(r["speedup"]), number(r["dispatch_ms"]), number(r["own_ms"]),
             number(r["wait_ms"]), number(r["combine_ms"]), number(r["entries_sent"]), number(r["exchange_ms"]),
-            number(r["link_gb_per_s"]), str(r["encoded_again"]),
+            number(r["link_gb_per_s"]), str(r["encoded_again"]), str(r["taken_back"]),
         )
         for r in run["even"]
     ]  # fmt: skip
@@ -32,11 +32,11 @@ def _even(run: Result) -> str:
 
 
 def _uneven(run: Result) -> str:
-    heads = ("uneven segments", "workers", "longest first ms", "round robin ms", "ratio", "seeds")
+    heads = ("uneven segments", "workers", "longest first ms", "round robin ms", "ratio", "least", "seeds")
     rows = [
         (
             f"{r['segments']} of about {r['mean_tokens']:,}", str(r["workers"]), number(r["longest-first_ms_p50"]),
-            number(r["round-robin_ms_p50"]), number(r["ratio_p50"]), str(r["seeds"]),
+            number(r["round-robin_ms_p50"]), number(r["ratio_p50"]), number(r["ratio_min"]), str(r["seeds"]),
         )
         for r in run["uneven"]
     ]  # fmt: skip
@@ -44,11 +44,11 @@ def _uneven(run: Result) -> str:
 
 
 def _fetched(run: Result) -> str:
-    heads = ("held elsewhere", "workers", "fetched", "p50 ms", "GB/s in all")
+    heads = ("held elsewhere", "workers", "fetched", "p50 ms", "ms an entry", "GB/s in all")
     rows = [
         (
             f"{r['segments']} x {r['segment_tokens']:,}", str(r["workers"]), number(r["entries_fetched"]),
-            number(r["ttft_ms_p50"]), number(r["gb_per_s"]),
+            number(r["ttft_ms_p50"]), number(r["entry_ms"]), number(r["gb_per_s"]),
         )
         for r in run["fetched"]
     ]  # fmt: skip
@@ -75,9 +75,38 @@ def _checks(run: Result) -> str:
 
 
 def _checked(found: Result) -> str:
-    tokens, cold = ("the same" if found[key] else "OTHER" for key in ("same_tokens", "same_tokens_cold"))
-    return (
-        f"{found['workers']} workers: {tokens} tokens as one ({cold} when asked cold), {found['equal_entries']} of "
-        f"{found['segments']} entries equal bit by bit, others apart by {found['entries_differ_by']:.1e} at most; "
-        f"one worker's own, made twice, by {found['repeated_differ_by']:.1e}"
-    )
+    exact, fast, size = found["deterministic"], found["fast"], f"{found['segments']} x {found['segment_tokens']:,}"
+    own = f"; one worker's own, made twice, by {found['repeated_differ_by']:.1e}"
+    lines = [
+        f"{found['workers']} workers against one, {size} tokens: {'right' if found['is_right'] else 'WRONG'}"
+        + "".join(f", {name}" for name in found["failed"]),
+        f"  entries: {found['equal_entries']} of {found['segments']} equal bit by bit, others apart by "
+        f"{found['entries_differ_by']:.1e} at most{own if found['entries_differ_by'] else ''}",
+        f"  answer from them, in steps of the same shape: {_same(found)}",
+        f"  deterministic, {exact['entries_sent']} of {found['segments']} encoded elsewhere: {_same(exact)}",
+        f"  fast, {fast['entries_sent']} encoded elsewhere: {_parted(fast)}",
+        f"    log probabilities {fast['differs_by_nats']:.2g} nats apart; {fast['rounding_nats']:.2g} by rounding (one "
+        f"worker, other steps{_where(fast['alone_parts_at'])}); {found['allowed_nats']:.2g} are allowed",
+        f"    documents in another order: {fast['control_nats']['other_order']:.2g}; without seams: "
+        f"{fast['control_nats']['no_seam']:.2g}{'' if found['is_sharp'] else ': too near to tell in fast mode'}",
+    ]
+    return "\n".join(lines)
+
+
+def _same(found: Result) -> str:
+    """What must be equal bit by bit."""
+    if found["same_logprobs"]:
+        return "tokens and log probabilities of one worker"
+    rest = "" if found["is_repeatable"] else " (one worker's own are not the same from run to run)"
+    return f"{'tokens' if found['same_tokens'] else 'OTHER tokens'}, OTHER log probabilities{rest}"
+
+
+def _parted(fast: Result) -> str:
+    if fast["parts_at"] is None:
+        return "the same tokens"
+    nats = f"where two tokens are {fast['margin_nats']:.2g} nats apart"
+    return f"{'the same' if fast['same_first_token'] else 'another'} first token, parts at {fast['parts_at']} {nats}"
+
+
+def _where(parts_at: int | None) -> str:
+    return "" if parts_at is None else f", parts at {parts_at}"

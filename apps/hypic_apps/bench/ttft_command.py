@@ -37,9 +37,11 @@ hypic bench ttft
 hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --segment-tokens 256
 hypic bench ttft --geometry qwen3.5-4b --peer transformers --save ttft.json
 hypic bench ttft --geometry qwen3.5-4b --arms warm --runs 3 --profile warm.txt
+hypic bench ttft --geometry qwen3.5-4b --deterministic
 """
 DETAILS = """Every repetition has new documents. Floors are what this chip could do at best,
-from its matrix rate and bandwidth measured at the start."""
+from its matrix rate and bandwidth measured at the start. --deterministic measures
+every arm but prefix both ways, and prints what it costs."""
 LONGEST_PROMPT = 100_000
 
 
@@ -84,8 +86,10 @@ def run(args: argparse.Namespace) -> int:
     made, settings = geometry(args.geometry), engine_settings(args)
     device = device_of_settings(settings)
     shapes, left_out = cells(args, device, made)
-    plan = Plan([arm for arm in ARMS if arm in {*args.arms, *args.peer}], args.runs, args.warmup, args.budget,
-                args.decode_tokens)  # fmt: skip
+    arms = [arm for arm in ARMS if arm in {*args.arms, *args.peer}]
+    if settings.pop("deterministic", False):
+        arms += [ttft.TWINS[arm] for arm in arms if arm in ttft.TWINS]
+    plan = Plan(arms, args.runs, args.warmup, args.budget, args.decode_tokens)
     told = _peer(args, made, device, settings, shapes)
     limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     longest = max(shape.num_tokens for shape in shapes)
@@ -106,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         if args.plot and found["records"]:
             plots.ttft(found["records"], Path(args.plot))
         if args.profile:
-            write(Path(args.profile), "\n".join(_profile(built, shapes[0], arm) for arm in args.profile_arm))
+            write(Path(args.profile), "\n".join(_profile(built, shapes[0], arm, limits) for arm in args.profile_arm))
     return code
 
 
@@ -120,6 +124,8 @@ def _result(
         "limits": {"matmul_tflops": limits.matmul_flops / 1e12, "copy_gb_per_s": limits.copy_bytes / 1e9},
         "tokenising": args.ids is False and made.folder is not None,
         "build_s": built.build_s,
+        "seconds": _seconds(built, measured),
+        "first_used_on_requests": [] if built.loop.compiled is None else list(built.loop.compiled.names),
         "left_out": list(left_out),
         "failed": list(failed),
         "missing_cells": num_cells - len(measured) - len(failed),
@@ -127,6 +133,13 @@ def _result(
         "peer": None if told is None else {"versions": dict(told.versions), "missing": told.missing},
         "records": records,
     }
+
+
+def _seconds(built: Session, measured: Sequence[Cell]) -> dict[str, float]:
+    """Where the time of this run went."""
+    warm_up, of_requests = sum(cell.warm_up_s for cell in measured), sum(cell.measured_s for cell in measured)
+    prepared = sum(cell.wall_s for cell in measured) - warm_up - of_requests
+    return {"building": built.build_s, "warming up": warm_up, "preparing": prepared, "measured requests": of_requests}
 
 
 def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tuple[list[Shape], list[str]]:
@@ -188,7 +201,7 @@ def _measured(
     return [cell]
 
 
-def _profile(built: Session, shape: Shape, arm: str) -> str:
+def _profile(built: Session, shape: Shape, arm: str, limits: floors.Limits) -> str:
     """Requests of an arm, prepared as when they are measured, driven on the engine's own thread; their tables."""
     note(f"profiling {arm}")
 
@@ -199,7 +212,10 @@ def _profile(built: Session, shape: Shape, arm: str) -> str:
             built.synchronize()
             yield partial(_drive, pieces, policy, f"profiled-{repeat}")
 
-    head = f"{arm}, {shape.num_segments} x {shape.segment_tokens} + {shape.tail_tokens} tokens"
+    counts = floors.Counts.of(built.runner.model)
+    load = floors.load_of(arm, shape, built.policy, counts.layout)
+    head = f"{arm}, {shape.num_segments} x {shape.segment_tokens} + {shape.tail_tokens} tokens\n"
+    head += floors.rooms_text(load, counts, limits)
     return f"{head}\n{profile.take(requests(), built.call, built.device)}"
 
 
@@ -241,9 +257,15 @@ def _remarks(result: dict[str, Any]) -> list[str]:
         if gains is not None and gains["cells"] > 1:
             lines.append(f"warm over {against}: geometric mean of {gains['cells']} cells {number(gains['mean'])}, "
                          f"smallest {number(gains['smallest'])}")  # fmt: skip
+    for arm, cost in result["deterministic_over_plain"].items():
+        lines.append(f"deterministic over plain, {arm}: {number(cost['mean'])}, largest {number(cost['largest'])}")
     for arm, cost in result["ms_per_segment"].items():
         lines.append(f"one more segment, {arm}: {cost:.3f} ms")
     lines += [f"failed: {reason}" for reason in result["failed"]]
+    lines.append("seconds: " + ", ".join(f"{what} {number(seconds)}" for what, seconds in result["seconds"].items()))
+    if result["first_used_on_requests"]:
+        names = ", ".join(sorted(set(result["first_used_on_requests"])))
+        lines.append(f"compiled on a request's path, which is a fault: {names}")
     if kept:
         lines.append(f"transitions kept: {min(kept):.1%}")
     if result["peer"]:

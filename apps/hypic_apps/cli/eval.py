@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypic_apps.cli import quality
+from hypic_apps.cli import findings, quality
 from hypic_apps.cli.engine import add_model_options
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     found, lines = _algebra(args) if args.algebra else quality.run(args)
     if args.save:
-        _save(Path(args.save), found)
+        findings.save(Path(args.save), found)
     if args.json:
         screen.result_object(found)
     else:
@@ -120,11 +119,3 @@ def shown(error: float) -> str:
     if error == 0:
         return "0"
     return f"{error:.0e}" if error < 1e-6 else f"{100 * error:.2g} %" if error < 1 else f"{100 * error:.0f} %"
-
-
-def _save(path: Path, found: Mapping[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}; name another file.") from error

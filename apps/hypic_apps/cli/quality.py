@@ -1,35 +1,38 @@
-"""The measuring half of ``hypic eval``: flags to items and arms, records to tables, plots and JSON."""
+"""The measuring half of ``hypic eval``: flags to items and arms, and to who answers them."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypic_apps.cli.engine import model_folder
+from hypic_apps.cli import findings
+from hypic_apps.cli.engine import device_of, model_folder
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.options import engine_settings
 from hypic_apps.cli.parser import positive
 
 if TYPE_CHECKING:
-    from hypic_apps.eval.driver import Subject
+    from hypic import EngineConfig
     from hypic_apps.eval.items import Item
-    from hypic_apps.eval.measure import Record
+    from hypic_apps.eval.measure import Plan
+    from hypic_apps.eval.processes import About, Answering
+    from hypic_apps.eval.records import Measured, Record
 
 SYSTEM = (
     "Answer from the passages with as few words as possible, copied from them. "
     "If the passages do not say it, answer: not stated."
 )
-NO_EVIDENCE = "no evidence for larger models"
-MAIN_SET = "S1"
-Found = tuple[dict[str, Any], list[str]]
+# Requests that run at a time on a GPU, items whose arms do, and what full recompute's log probabilities may take.
+GPU_RUNNING, GPU_AT_ONCE, KEPT_BYTES = 256, 48, 2**31
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -48,11 +51,14 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--system", metavar="TEXT", help="system text (default: none for the bundled model, else a short one)")
     add_flag("--timed", type=positive, default=3, metavar="N", help="items of each set to time (default: 3)")
     add_flag("--show", action="append", metavar="FILE", help="only print saved results, of several files in one table")
-    add_flag("--at-once", type=positive, metavar="N", help="items answered together (default: 1 on a CPU, else 32)")
+    add_flag("--processes", type=positive, default=1, metavar="N",
+             help="processes with a replica of the model each, sharing the GPUs or cores (default: 1)")  # fmt: skip
+    add_flag("--fill", action="append", metavar="PAGE", help="write a page's marked tables anew from saved results")
+    add_flag("--at-once", type=positive, metavar="N", help="items answered together (default: 1 on a CPU, else 48)")
     add_flag("--plot", metavar="FILE", help="write an SVG: score against time, or with --drift error by depth")
 
 
-def run(args: argparse.Namespace) -> Found:
+def run(args: argparse.Namespace) -> findings.Found:
     """Measures what the flags ask for: the result as JSON values and as lines of Markdown.
 
     Raises:
@@ -61,21 +67,32 @@ def run(args: argparse.Namespace) -> Found:
     if args.check:
         return _check()
     if args.show:
-        return _shown([_saved(Path(name).expanduser()) for name in args.show], args.plot)
-    arms, settings = _arms(args), {"threads": None, **engine_settings(args)}
-    found = None if args.drift else _items(args)
-    from hypic import EngineConfig
+        return findings.shown(args.show, args.set or (), args.plot)
+    if args.fill:
+        return findings.filled(args.fill)
+    arms, found = _arms(args), None if args.drift else _items(args)
     from hypic_apps.cli import screen
-    from hypic_apps.eval.driver import Subject
+    from hypic_apps.eval.processes import answering
 
-    console = screen.notes()
     model_folder(args.model)
-    with screen.working(console, f"loading {args.model or 'the bundled model'}"):
-        subject = Subject(args.model, EngineConfig.of(**settings))
     system = args.system if args.system is not None else "" if args.model is None else SYSTEM
     if found is None:
-        return _drift(args, subject, arms, system)
-    return _quality(args, subject, found, arms, system)
+        return _drift(args, arms, system)
+    with ExitStack() as stack:
+        with screen.working(screen.notes(), f"loading {args.model or 'the bundled model'}"):
+            who = stack.enter_context(answering(args.model, _config(args), args.processes))
+            about = who.about
+        return _quality(args, who, about, found, arms, system)
+
+
+def _config(args: argparse.Namespace) -> EngineConfig:
+    """On a GPU, as many requests at a time as steps are recorded for."""
+    from hypic import EngineConfig
+
+    settings = engine_settings(args)
+    if device_of(EngineConfig.of(**settings)).startswith("cuda"):
+        settings.setdefault("max_running", GPU_RUNNING)
+    return EngineConfig.of(**settings)
 
 
 def _arms(args: argparse.Namespace) -> list[str]:
@@ -108,7 +125,7 @@ def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
     return {name: sets.of(name, pool.load(), number) for name in args.set or sets.SETS}
 
 
-def _check() -> Found:
+def _check() -> findings.Found:
     from hypic_apps.eval import pool, sets
     from hypic_apps.eval.items import digest
 
@@ -118,69 +135,96 @@ def _check() -> Found:
     return {"sets": found, "differing": differing}, lines
 
 
-def _saved(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}); name a file that --save wrote.") from error
-    if not isinstance(found, dict) or "records" not in found:
-        raise InputError(f"{str(path)!r} holds no records; name a file that --save wrote.")
-    return found
-
-
-def _shown(saved: Sequence[dict[str, Any]], plot_to: str | None) -> Found:
-    from hypic_apps.eval.measure import Record
-
-    records = [Record(**row) for one in saved for row in one["records"]]
-    about = [_title(*pair) for pair in dict.fromkeys((one["model"], one["num_parameters"]) for one in saved)]
-    return {**saved[0], "records": [asdict(r) for r in records]}, [*about, *_tables(records, plot_to)]
-
-
-def _tables(records: Sequence[Record], plot_to: str | None) -> list[str]:
-    from hypic_apps.eval import plot, tables
-
-    sets = list(dict.fromkeys(record.set for record in records))
-    if plot_to and sets:
-        _write(Path(plot_to), plot.quality_against_time(records, MAIN_SET if MAIN_SET in sets else sets[0]))
-    made = (tables.quality(records), tables.gaps(records), tables.likeness(records), tables.others(records))
-    return [line for table in made if table for line in ("", *table)]
-
-
 def _quality(
-    args: argparse.Namespace, subject: Subject, found: Mapping[str, Sequence[Item]], arms: Sequence[str], system: str
-) -> Found:
-    from hypic_apps.eval.measure import Plan, measure, records
+    args: argparse.Namespace,
+    who: Answering,
+    about: About,
+    found: Mapping[str, Sequence[Item]],
+    arms: Sequence[str],
+    system: str,
+) -> findings.Found:
+    """Set by set; what is done is saved after each, and times are taken last, while nothing else runs."""
+    from hypic_apps.eval.measure import Plan, timed
+    from hypic_apps.eval.records import Measured, records
 
-    at_once = args.at_once or (1 if subject.runner.pool.device.type == "cpu" else 32)
-    plan, out = Plan(arms, system, args.timed, at_once), list[Any]()
-    total = sum(len(items) for items in found.values())
-    with _bar("asking", total) as advance:
+    plans = {name: Plan(arms, system, args.timed, _at_once(args, about, items)) for name, items in found.items()}
+    done: dict[str, Measured] = {}
+
+    def result() -> dict[str, Any]:
+        made = [record for one in done.values() for record in records(about.name, one)]
+        return {**_as_json(args, about, made), "missing": [name for name in found if name not in done]}
+
+    for name, measured in _by_set(who, found, plans):
+        done[name] = measured
+        if args.save:
+            findings.save(Path(args.save), result())
+    with _bar("timing", len(found)) as advance:
         for name, items in found.items():
-            out += records(subject.name, measure(subject, name, items, plan, advance))
-    title = _title(subject.name, subject.num_parameters)
-    return _as_json(args, subject, out), [title, *_tables(out, args.plot)]
+            costs = who.perform_alone(timed(name, items, plans[name]), plans[name])
+            done[name] = Measured.joined([done[name], costs])
+            advance(1)
+    whole = result()
+    from hypic_apps.eval.records import Record
+
+    made = [Record(**row) for row in whole["records"]]
+    return whole, [findings.title(about.name, about.num_parameters), *findings.tables_of(made, args.plot)]
 
 
-def _drift(args: argparse.Namespace, subject: Subject, arms: Sequence[str], system: str) -> Found:
-    from hypic_apps.eval import drift, plot, pool, sets, tables
+def _by_set(
+    who: Answering, found: Mapping[str, Sequence[Item]], plans: Mapping[str, Plan]
+) -> Iterator[tuple[str, Measured]]:
+    """Every set when all of its blocks are answered; a line tells it."""
+    from hypic_apps.cli import screen
+    from hypic_apps.eval.measure import units
+    from hypic_apps.eval.records import Measured
 
-    items = sets.of(args.set[0] if args.set else MAIN_SET, pool.load(), args.prompts)
+    todo = [(name, unit) for name, items in found.items() for unit in units(name, items, plans[name])]
+    parts: dict[str, dict[int, Measured]] = {name: {} for name in found}
+    counts, began_s = Counter(name for name, _ in todo), time.perf_counter()
+    console = screen.notes()
+    with _bar("asking", sum(len(items) for items in found.values())) as advance:
+        for number, measured in who.perform([(unit, plans[name]) for name, unit in todo]):
+            name, unit = todo[number]
+            parts[name][number] = measured
+            advance(len(unit.items))
+            if len(parts[name]) == counts[name]:
+                seconds = time.perf_counter() - began_s
+                console.print(f"{name}: {len(found[name])} items, {seconds:.0f} s", highlight=False)
+                yield name, Measured.joined([part for _, part in sorted(parts.pop(name).items())])
+
+
+def _at_once(args: argparse.Namespace, about: About, items: Sequence[Item]) -> int:
+    """Items answered together: one on a CPU, else dozens, as far as log probabilities of their answers fit."""
+    from hypic_apps.eval.measure import MOST_TOKENS
+
+    if args.at_once:
+        return int(args.at_once)
+    if about.device == "cpu":
+        return 1
+    most = max(MOST_TOKENS[item.form] for item in items)
+    return max(1, min(GPU_AT_ONCE, KEPT_BYTES // (4 * most * about.vocab_size)))
+
+
+def _drift(args: argparse.Namespace, arms: Sequence[str], system: str) -> findings.Found:
+    from hypic_apps.cli import screen
+    from hypic_apps.eval import drift, plot, pool, sets
+    from hypic_apps.eval.driver import Subject
+    from hypic_apps.eval.processes import About
+
+    items = sets.of(args.set[0] if args.set else findings.MAIN_SET, pool.load(), args.prompts)
+    with screen.working(screen.notes(), f"loading {args.model or 'the bundled model'}"):
+        # Layers that are recorded are not looked into.
+        subject = Subject(args.model, replace(_config(args), graphs=False))
     with _bar("looking", len(items)) as advance:
-        found = drift.measure(subject, items, arms, system, advance)
+        found = drift.measure(subject, items, arms, system, lambda: advance(1))
     if args.plot:
-        _write(Path(args.plot), plot.drift_by_depth(found))
-    main = next((d for d in found if d.arm == "transition"), found[0])
-    title = _title(subject.name, subject.num_parameters)
-    lines = [title, "", *tables.drift(found), "", f"Cached tokens, {main.arm}:", "", *tables.distance(main)]
-    return {**_as_json(args, subject, []), "drift": [asdict(d) for d in found]}, lines
+        findings.write(Path(args.plot), plot.drift_by_depth(found))
+    about = About.of(subject)
+    lines = [findings.title(about.name, about.num_parameters), *findings.drift_tables_of(found)]
+    return {**_as_json(args, about, []), "drift": [asdict(d) for d in found]}, lines
 
 
-def _title(model: str, num_parameters: int) -> str:
-    size = f"{num_parameters / 1e6:.1f} million parameters"
-    return f"{model}, {size}: {NO_EVIDENCE}." if num_parameters < 1e9 else f"{model}, {size}."
-
-
-def _as_json(args: argparse.Namespace, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:
+def _as_json(args: argparse.Namespace, about: About, records: Sequence[Record]) -> dict[str, Any]:
     import hypic
     from hypic_apps.cli.hardware import hardware
 
@@ -190,26 +234,18 @@ def _as_json(args: argparse.Namespace, subject: Subject, records: Sequence[Recor
         "command": shlex.join(["hypic", *sys.argv[1:]]),
         "hypic": hypic.__version__,
         **hardware(),
-        "model": subject.name,
-        "num_parameters": subject.num_parameters,
-        "fingerprint": subject.runner.identity.fingerprint,
-        "note": NO_EVIDENCE,
+        "model": about.name,
+        "num_parameters": about.num_parameters,
+        "fingerprint": about.fingerprint,
+        "note": findings.NO_EVIDENCE,
         "records": [asdict(record) for record in records],
     }
 
 
 @contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+def _bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from hypic_apps.cli import screen
 
     with screen.progress(screen.notes()) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}; name another file.") from error
+        yield lambda count: bar.advance(task, count)

@@ -21,7 +21,7 @@ Build = Callable[[Item, str], Prompt | None]
 
 @dataclass(frozen=True)
 class Arm:
-    """``company`` is how many copies of the prompt run beside it; ``note`` says what it is."""
+    """``company`` is how many prompts more than in full recompute run beside it; ``note`` says what it is."""
 
     name: str
     policy: Policy
@@ -125,6 +125,7 @@ _KNOBS = (
     *(Arm(f"tail-{n}", CACHED.with_(tail_seam=n), f"the last {n} tokens of a segment too", plain) for n in (8, 16)),
     Arm("seam-4-tail-4", CACHED.with_(seam=4, tail_seam=4), "the eight tokens of the default, four at each end", plain),
     Arm("seam-24-tail-8", CACHED.with_(seam=24, tail_seam=8), "a seam of 24, the last 8 too", plain),
+    Arm("share-12", CACHED.with_(seam_share=0.125), "a seam of an eighth of the segment", plain),
     Arm("share-25", CACHED.with_(seam_share=0.25), "a seam of a quarter of the segment", plain),
     Arm("every-32", CACHED.with_(seam_every=32), "a seam of 8 every 32 tokens", plain),
     Arm("every-16", CACHED.with_(seam_every=16), "a seam of 8 every 16 tokens", plain),

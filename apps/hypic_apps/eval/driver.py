@@ -5,8 +5,8 @@ to answer, so that two ways of computing a prompt are compared at the very same 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -19,48 +19,56 @@ from hypic.engine import plan, weights
 from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
 from hypic.engine.runner import Runner, StepResult
-from hypic.engine.sampler import Choice, Likeliest, Sampler
-from hypic.engine.sampling_state import SamplingState
+from hypic.engine.sampler import Choice, Likeliest
 from hypic.engine.shares import step_tokens
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.work import Work
 from hypic.types import CacheReport, Completion, Policy, Prompt, SamplingParams
 from hypic_apps.bench import floors
+from hypic_apps.eval.noting import Noted, Noting
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer: its text and ids (the closing one included), ``logprobs [n, V]`` before each, and its report."""
+    """An answer: its text and ids (the closing one included), ``logprobs [n, V]`` before each where they were kept,
+    ``divergences`` of next tokens from full recompute's, up to the first that differs, and its report."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: Tensor
+    divergences: tuple[float, ...]
     report: CacheReport
 
 
-class Noting(Sampler):
-    """A sampler that keeps log probabilities, and gives forced tokens where there are any."""
+@dataclass(frozen=True)
+class Ask:
+    """A prompt to be answered greedily.
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.forced: dict[str, Sequence[int]] = {}
-        self.rows: dict[str, list[Tensor]] = {}
+    ``told`` are tokens that it has to say, ``full`` is the reply whose next tokens its own are held against, and
+    ``keeps`` keeps its log probabilities.
+    """
 
-    def choose(self, logits: Tensor, states: Sequence[SamplingState], known: Likeliest | None = None) -> Choice:
-        """As ``Sampler``; ``asked`` names the request of each row."""
-        for id, row in zip(self.asked, logits.float().log_softmax(-1).cpu(), strict=True):
-            self.rows.setdefault(id, []).append(row)
-        choice = super().choose(logits, states)
-        ids = [self._told(id, state) for id, state in zip(self.asked, states, strict=True)]
-        if all(id is None for id in ids):
-            return choice
-        told = torch.tensor([-1 if id is None else id for id in ids], device=logits.device)
-        chosen, finite, *others = choice.tensors
-        return Choice(states, (torch.where(told < 0, chosen, told), finite | (told >= 0), *others))
+    prompt: Prompt
+    policy: Policy
+    max_tokens: int
+    told: tuple[int, ...] | None = None
+    full: Reply | None = None
+    keeps: bool = False
 
-    def _told(self, id: str, state: SamplingState) -> int | None:
-        return self.forced[id][len(state.generated_ids)] if id in self.forced else None
+    @property
+    def is_compared(self) -> bool:
+        return self.full is not None and self.told is None
+
+    @property
+    def again(self) -> Ask:
+        """The same, made to say what full recompute says."""
+        assert self.full is not None, "only what is compared is asked again"
+        return replace(self, told=self.full.token_ids)
+
+    def differs(self, token_ids: Sequence[int]) -> bool:
+        """Whether these tokens are compared and not full recompute's."""
+        return self.is_compared and self.full is not None and tuple(token_ids) != self.full.token_ids
 
 
 class Driven(Engine):
@@ -71,7 +79,7 @@ class Driven(Engine):
 
     def choose(self, work: Work, logits: Tensor, known: Likeliest | None = None) -> Choice:
         self.noting.asked = [run.request.id for run in work.requests if run.chain.wants_logits]
-        return super().choose(work, logits)
+        return super().choose(work, logits, known)
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:
         if self.watch_step is not None:
@@ -87,6 +95,8 @@ class Subject:
     """
 
     def __init__(self, model: str | None, config: EngineConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
         folder = bundled() if model is None else weights.locate(model)
         self.name, self.folder = BUNDLED if model is None else _name(model), Path(folder)
         self.tokenizer = Tokenizer(folder)
@@ -104,6 +114,7 @@ class Subject:
         )
         self.engine.noting = self.engine.sampler = Noting()
         self._ids = itertools.count()
+        self._pieces: dict[Prompt, Sequence[Piece]] = {}
 
     @property
     def num_parameters(self) -> int:
@@ -113,35 +124,79 @@ class Subject:
     def forget(self) -> None:
         """Empties the store."""
         self.engine.store.clear()
+        self._pieces.clear()
 
     def pieces(self, prompt: Prompt) -> Sequence[Piece]:
         """The prompt's tokens as the engine takes them; a model without a chat template gets none."""
-        if prompt.template and not self.tokenizer.has_chat_template:
-            prompt = Prompt(prompt.segments, prompt.tail, prompt.glue, template=False)
-        return self.tokenizer.encode(prompt, chat_template_kwargs={"enable_thinking": False})
+        if prompt not in self._pieces:
+            shown = prompt
+            if prompt.template and not self.tokenizer.has_chat_template:
+                shown = Prompt(prompt.segments, prompt.tail, prompt.glue, template=False)
+            self._pieces[prompt] = self.tokenizer.encode(shown, chat_template_kwargs={"enable_thinking": False})
+        return self._pieces[prompt]
 
     def ask(
         self,
         prompts: Sequence[Prompt],
         policy: Policy,
         max_tokens: int,
-        forced: Sequence[Sequence[int]] = (),
+        forced: Sequence[tuple[int, ...]] = (),
     ) -> list[Reply]:
-        """Greedy answers to prompts that run in each other's company; the first ones have to say what ``forced`` holds.
+        """Answers to prompts with their log probabilities; the first ones have to say what ``forced`` holds.
 
         Raises:
             HypicError: a prompt cannot be answered.
         """
-        noting, ids = self.engine.noting, [f"item-{next(self._ids)}" for _ in prompts]
-        noting.rows.clear()
-        noting.forced = dict(zip(ids, forced, strict=False))
-        for id, prompt in zip(ids, prompts, strict=True):
-            told = noting.forced.get(id)
-            most = max_tokens if told is None else len(told)
-            sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=told is not None)
-            self.engine.add(Task(id, self.pieces(prompt), sampling, policy))
-        found = self._drive()
-        return [self._reply(id, found[id]) for id in ids]
+        told = [*forced, *[None] * (len(prompts) - len(forced))]
+        return self.answer([Ask(p, policy, max_tokens, ids, keeps=True) for p, ids in zip(prompts, told, strict=True)])
+
+    def answer(self, asks: Sequence[Ask]) -> list[Reply]:
+        """Greedy answers to prompts that run in each other's company.
+
+        Where an answer is held against full recompute's and is another one, the same prompt is made to say full
+        recompute's: the divergences of that are in the reply. Steps without rotation cannot be recorded and take as
+        long for twice the rows: there both run at once.
+
+        Raises:
+            HypicError: a prompt cannot be answered.
+        """
+        starts = self._begin(asks)
+        both = [n for n, one in enumerate(asks) if one.is_compared and not one.policy.rotate]
+        said = self._run([*asks, *(asks[n].again for n in both)], starts)
+        again = dict(zip(both, said[len(asks) :], strict=True))
+        others = [n for n, one in enumerate(asks) if n not in again and one.differs(said[n][1].token_ids)]
+        again |= zip(others, self._run([asks[n].again for n in others], starts), strict=True)
+        self.engine.noting.finish()
+        return [self._reply(*pair, again.get(n, pair)[0]) for n, pair in enumerate(said[: len(asks)])]
+
+    def _run(self, asks: Sequence[Ask], starts: Mapping[int, int]) -> list[tuple[str, Completion]]:
+        """Answers with their requests' names. As many as can run at a time begin together: were others to begin
+        whenever one ends, hardly a step would decode alone, as recorded ones do."""
+        out, most = list[tuple[str, Completion]](), self.engine.scheduler.max_running
+        for first in range(0, len(asks), most):
+            names = [self._add(one, starts) for one in asks[first : first + most]]
+            found = self._drive()
+            out += [(name, Completion.join(found[name])) for name in names]
+        return out
+
+    def _begin(self, asks: Sequence[Ask]) -> dict[int, int]:
+        """Takes the log probabilities to compare with together; where each reply's begin, by its identity."""
+        full = {id(one.full): one.full for one in asks if one.full is not None}
+        table = torch.cat([reply.logprobs for reply in full.values()]) if full else None
+        self.engine.noting.begin(table)
+        ends = itertools.accumulate((len(reply.logprobs) for reply in full.values()), initial=0)
+        return dict(zip(full, ends, strict=False))
+
+    def _add(self, one: Ask, starts: Mapping[int, int]) -> str:
+        name, told = f"item-{next(self._ids)}", one.told
+        noted = Noted(told, one.keeps)
+        if one.full is not None:
+            noted.against, noted.start = one.full.token_ids, starts[id(one.full)]
+        self.engine.noting.noted[name] = noted
+        most = one.max_tokens if told is None else len(told)
+        sampling = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=told is not None)
+        self.engine.add(Task(name, self.pieces(one.prompt), sampling, one.policy))
+        return name
 
     def warm(self, prompt: Prompt, policy: Policy) -> int:
         """Encodes the prompt's segments into an emptied store, and leaves no snapshot of it; tokens run for that."""
@@ -175,10 +230,12 @@ class Subject:
                 found.setdefault(emission.id, []).append(emission.result)
         return found
 
-    def _reply(self, id: str, found: Sequence[Completion]) -> Reply:
-        whole = Completion.join(found)
+    def _reply(self, name: str, whole: Completion, compared: str) -> Reply:
+        """``compared`` is the request whose divergences are the answer's."""
+        noted = self.engine.noting.noted
         assert whole.report is not None, "an answer comes with its report"
-        return Reply(whole.text.strip(), whole.token_ids, torch.stack(self.engine.noting.rows[id]), whole.report)
+        rows = torch.stack(noted[name].rows) if noted[name].rows else torch.empty(0, 0)
+        return Reply(whole.text.strip(), whole.token_ids, rows, tuple(noted[compared].divergences), whole.report)
 
 
 def _name(model: str) -> str:

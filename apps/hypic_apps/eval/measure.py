@@ -1,63 +1,24 @@
 """Every arm on the same items: marks, agreement with full recompute, first token, divergence, tokens run, time.
 
 Divergence is the mean over the tokens of full recompute's answer of ``KL(full || arm)`` of the next token, both made
-to say that answer. The cache is emptied between items, not between arms: what is cached changes no answer.
+to say that answer. Items are answered in blocks, all arms of a block in each other's company: first full recompute,
+then the others, so that a step is as full as can be and what arms share is encoded once. A block begins with an empty
+store and is the same whoever answers it, so numbers do not depend on how many processes there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-
-from torch import Tensor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 
 from hypic_apps.eval.arms import ARMS, FULL, Arm
-from hypic_apps.eval.driver import Reply, Subject
-from hypic_apps.eval.grading import MEANS, QUALITY, Mark, marks
+from hypic_apps.eval.driver import Ask, Reply, Subject
+from hypic_apps.eval.grading import Mark, marks
 from hypic_apps.eval.items import Item
-from hypic_apps.eval.statistics import Interval, estimate, gap
+from hypic_apps.eval.records import Measured
 
 MOST_TOKENS = {"short": 48, "reasoned": 96, "long": 320, "refusal": 48, "call": 160}
-
-
-@dataclass(frozen=True)
-class Record:
-    """One number: a metric of an arm on a set, and its gap to full recompute on the same ``n`` items."""
-
-    model: str
-    set: str
-    arm: str
-    metric: str
-    value: float
-    n: int
-    low: float | None = None
-    high: float | None = None
-    gap_to_full: float | None = None
-    gap_low: float | None = None
-    gap_high: float | None = None
-
-
-@dataclass
-class Measured:
-    """One set's marks: ``by_arm[arm][metric]`` has one pair per item, ``None`` where the arm has no such prompt."""
-
-    name: str
-    num_items: int = 0
-    by_arm: dict[str, dict[str, list[Mark | None]]] = field(default_factory=dict)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, arm: str, found: Mapping[str, Mark], number: int = 0) -> None:
-        """Notes the marks of the item that is ``number`` behind those counted; items left out count as ``None``."""
-        columns = self.by_arm.setdefault(arm, {})
-        for metric, mark in found.items():
-            column = columns.setdefault(metric, [])
-            column += [None] * (self.num_items + number - len(column)) + [mark]
-
-    def marks(self, arm: str, metric: str) -> list[Mark | None]:
-        """One entry per item."""
-        column = self.by_arm.get(arm, {}).get(metric, [])
-        return column + [None] * (self.num_items - len(column))
 
 
 @dataclass(frozen=True)
@@ -71,79 +32,107 @@ class Plan:
     at_once: int = 1
 
 
+@dataclass(frozen=True)
+class Unit:
+    """Items of one set that are answered together, or, with ``is_timed``, one after another and in time."""
+
+    name: str
+    items: Sequence[Item]
+    is_timed: bool = False
+
+
+def units(name: str, items: Sequence[Item], plan: Plan) -> list[Unit]:
+    """A set's blocks, in order."""
+    return [Unit(name, items[start : start + plan.at_once]) for start in range(0, len(items), plan.at_once)]
+
+
+def timed(name: str, items: Sequence[Item], plan: Plan) -> Unit:
+    """What is timed of a set; nothing else should run meanwhile."""
+    return Unit(name, items[: plan.num_timed], is_timed=True)
+
+
 def measure(
     subject: Subject, name: str, items: Sequence[Item], plan: Plan, progress: Callable[[], None] = lambda: None
 ) -> Measured:
     """All arms of ``plan`` on all items."""
-    found = Measured(name)
-    for start in range(0, len(items), plan.at_once):
-        block = items[start : start + plan.at_once]
-        subject.forget()
-        _block(subject, block, plan, found)
-        found.num_items += len(block)
-        for _ in block:
+    found = []
+    for unit in units(name, items, plan):
+        found.append(perform(subject, unit, plan))
+        for _ in unit.items:
             progress()
-    for number in range(min(plan.num_timed, len(items))):
-        for arm in (ARMS[a] for a in plan.arms):
-            _time(subject, items[number], arm, plan.system, found, number)
+    return Measured.joined([*found, perform(subject, timed(name, items, plan), plan)])
+
+
+def perform(subject: Subject, unit: Unit, plan: Plan) -> Measured:
+    """The marks of one block, or the costs of what is timed."""
+    found = Measured(unit.name)
+    subject.forget()
+    if unit.is_timed:
+        for number, item in enumerate(unit.items):
+            for arm in plan.arms:
+                _time(subject, item, ARMS[arm], plan.system, found, number)
+        return found
+    _block(subject, unit.items, plan, found)
+    found.num_items = len(unit.items)
     return found
 
 
 def _block(subject: Subject, block: Sequence[Item], plan: Plan, found: Measured) -> None:
-    """All arms on some items of one form, answered together."""
-    numbers = range(len(block))
-    full = _answers(subject, block, ARMS[FULL], plan.system, numbers)
-    for arm in (ARMS[name] for name in plan.arms):
-        replies = full if arm.name == FULL else _answers(subject, block, arm, plan.system, numbers)
-        same = {} if arm.name == FULL else _likeness(subject, block, arm, plan.system, replies, full)
-        for number, reply in replies.items():
-            found.add(arm.name, {**marks(block[number], reply.text), **same.get(number, {})}, number)
+    """All arms on some items of one form."""
+    asks = [_ask(ARMS[FULL], item, plan.system, MOST_TOKENS[item.form]) for item in block]
+    full = subject.answer([one for one in asks if one is not None])
+    replies: dict[str, Mapping[int, Reply]] = {FULL: dict(enumerate(full))}
+    for together in _apart([ARMS[name] for name in plan.arms if name != FULL]):
+        replies |= _answers(subject, together, block, plan.system, full)
+    for arm in plan.arms:
+        _mark(found, arm, block, replies[arm], full)
+
+
+def _apart(arms: Sequence[Arm]) -> Iterable[Sequence[Arm]]:
+    """Arms whose steps can be recorded, and those whose cannot: one row of these would hold up all others."""
+    kinds = ([arm for arm in arms if arm.policy.rotate], [arm for arm in arms if not arm.policy.rotate])
+    return [kind for kind in kinds if kind]
+
+
+def _ask(arm: Arm, item: Item, system: str, most: int, full: Reply | None = None) -> Ask | None:
+    """``None`` where an arm has no prompt for an item."""
+    prompt = arm.build(item, system)
+    return None if prompt is None else Ask(prompt, arm.policy, most, full=full, keeps=full is None)
 
 
 def _answers(
-    subject: Subject,
-    block: Sequence[Item],
-    arm: Arm,
-    system: str,
-    numbers: Sequence[int],
-    forced: Sequence[Sequence[int]] = (),
-) -> dict[int, Reply]:
-    """Replies to the items of some numbers, but for those of which an arm has no prompt."""
-    built = {number: arm.build(block[number], system) for number in numbers}
-    prompts = {number: prompt for number, prompt in built.items() if prompt is not None}
-    if not prompts:
-        return {}
-    most = MOST_TOKENS[block[0].form]
-    replies = subject.ask([*prompts.values()] * (1 + arm.company), arm.policy, most, forced)
-    return dict(zip(prompts, replies, strict=False))
+    subject: Subject, arms: Sequence[Arm], block: Sequence[Item], system: str, full: Sequence[Reply]
+) -> Mapping[str, Mapping[int, Reply]]:
+    """Replies by arm and number of the item; all arms of an item stand together, since they share entries."""
+    asks, places = list[Ask](), list[tuple[str, int]]()
+    for number, item in enumerate(block):
+        for arm in arms:
+            one = _ask(arm, item, system, MOST_TOKENS[item.form], full[number])
+            if one is not None:
+                asks.append(one)
+                places.append((arm.name, number))
+    asks += [one for one in asks[-1:] for _ in range(max(arm.company for arm in arms))]
+    found: dict[str, dict[int, Reply]] = {arm.name: {} for arm in arms}
+    for (name, number), reply in zip(places, subject.answer(asks), strict=False):
+        found[name][number] = reply
+    return found
 
 
-def _likeness(
-    subject: Subject,
-    block: Sequence[Item],
-    arm: Arm,
-    system: str,
-    replies: Mapping[int, Reply],
-    full: Mapping[int, Reply],
-) -> dict[int, dict[str, Mark]]:
-    """How like full recompute's answers an arm's are; where they differ, it is made to say full recompute's."""
-    other = [number for number, reply in replies.items() if reply.token_ids != full[number].token_ids]
-    told = {**replies}
-    if other:
-        told |= _answers(subject, block, arm, system, other, [full[number].token_ids for number in other])
+def _mark(
+    found: Measured, arm: str, block: Sequence[Item], replies: Mapping[int, Reply], full: Sequence[Reply]
+) -> None:
+    for number, reply in replies.items():
+        same = {} if arm == FULL else likeness(reply, full[number])
+        found.add(arm, {**marks(block[number], reply.text), **same}, number)
+
+
+def likeness(reply: Reply, full: Reply) -> Mapping[str, Mark]:
+    """How like full recompute's answer another one is."""
     return {
-        number: {
-            "agreement": (float(reply.text == full[number].text), 1.0),
-            "first_token": (float(reply.token_ids[0] == full[number].token_ids[0]), 1.0),
-            "kl": (divergence(full[number].logprobs, told[number].logprobs), 1.0),
-        }
-        for number, reply in replies.items()
+        "agreement": (float(reply.text == full.text), 1.0),
+        "first_token": (float(reply.token_ids[0] == full.token_ids[0]), 1.0),
+        "kl": (fmean(reply.divergences), 1.0),
     }
-
-
-def divergence(full: Tensor, other: Tensor) -> float:
-    """Mean over tokens of ``KL(full || other)`` of log probabilities ``[n, V]``, in nats."""
-    return float((full.exp() * (full - other)).nan_to_num(0.0).sum(-1).mean())
 
 
 def _time(subject: Subject, item: Item, arm: Arm, system: str, found: Measured, number: int) -> None:
@@ -153,7 +142,7 @@ def _time(subject: Subject, item: Item, arm: Arm, system: str, found: Measured, 
     if prompt is None:
         return
     num_encoded = subject.warm(prompt, arm.policy)
-    report = subject.ask([prompt], arm.policy, 1)[0].report
+    report = subject.answer([Ask(prompt, arm.policy, 1)])[0].report
     found.seconds.setdefault(arm.name, []).append(report.times_s["ttft"])
     num_tokens = float(report.prompt_tokens)
     cost = {
@@ -163,29 +152,3 @@ def _time(subject: Subject, item: Item, arm: Arm, system: str, found: Measured, 
         "floor_s": (subject.floor_s(prompt, arm.policy), 1.0),
     }
     found.add(arm.name, cost, number - found.num_items)
-
-
-def records(model: str, found: Measured) -> list[Record]:
-    """All numbers of a set."""
-    out = []
-    for arm, columns in found.by_arm.items():
-        for metric in columns:
-            out += _record(model, found, arm, metric)
-        if arm in found.seconds:
-            times = found.seconds[arm]
-            out.append(Record(model, found.name, arm, "ttft_s", median(times), len(times), min(times), max(times)))
-    return out
-
-
-def _record(model: str, found: Measured, arm: str, metric: str) -> list[Record]:
-    pairs = list(zip(found.marks(arm, metric), found.marks(FULL, metric), strict=True))
-    own = [mark for mark, _ in pairs if mark is not None]
-    value = estimate(own, is_share=metric not in MEANS)
-    if value is None:
-        return []
-    both = [(mark, before) for mark, before in pairs if mark is not None and before is not None]
-    apart: Interval | None = None
-    if arm != FULL and metric in QUALITY and both:
-        apart = gap([mark for mark, _ in both], [before for _, before in both])
-    gaps = (None, None, None) if apart is None else (apart.value, apart.low, apart.high)
-    return [Record(model, found.name, arm, metric, value.value, len(own), value.low, value.high, *gaps)]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from html import escape
 
 from hypic_apps.eval.drift import Drift
-from hypic_apps.eval.measure import Record
+from hypic_apps.eval.records import Record
 from hypic_apps.eval.tables import by_key, primary
 
+STEPS, FEW = (1.0, 2.0, 5.0), 400.0
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 70, 150, 30, 50
 COLOURS = (
     "#1f6fb4", "#c8502d", "#2f8f4e", "#7a4fa3", "#b08a1e", "#3f9aa8", "#a33d6b", "#5a5a5a", "#0b3d91", "#e08a6d",
@@ -35,9 +36,12 @@ class Axis:
         return self.start + (scale(value) - low) / ((high - low) or 1.0) * (self.stop - self.start)
 
     def ticks(self) -> list[float]:
-        """Powers of ten, whole numbers of a small range, or five even steps."""
+        """Powers of ten, and twice and five times them where there are few; whole numbers, or five even steps."""
         if self.log:
-            return [10.0**n for n in range(math.ceil(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)]
+            steps = STEPS if self.high <= FEW * self.low else (1.0,)
+            powers = range(math.floor(math.log10(self.low)), math.floor(math.log10(self.high)) + 1)
+            found = [step * 10.0**n for n in powers for step in steps]
+            return [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
         if self.high - self.low < 64:
             return [float(n) for n in range(int(self.low), int(self.high) + 1, 1 + int(self.high - self.low) // 16)]
         return [self.low + n * (self.high - self.low) / 5 for n in range(6)]
@@ -77,13 +81,20 @@ def drift_by_depth(found: Sequence[Drift]) -> str:
 
 
 def _axis(values: Sequence[float], start: float, stop: float) -> Axis:
+    """From the step below the values to the one above them."""
     low, high = min(values), max(values)
-    return Axis(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high) + 1e-9), start, stop, log=True)
+    steps = STEPS if high <= FEW / 4 * low else (1.0,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 2)
+    found = [step * 10.0**n for n in powers for step in steps]
+    bottom, top = max(v for v in found if v <= low * 1.001), min(v for v in found if v > high)
+    return Axis(bottom, top, start, stop, log=True)
 
 
 def _point(x: float, up: Axis, mark: Record, arm: str, colour: str, number: int) -> list[str]:
     y = up.at(100 * mark.value)
-    parts = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"><title>{escape(arm)}</title></circle>']
+    # Later ones are smaller, so that points on top of each other all show.
+    radius = max(2.5, 7.0 - 0.5 * number)
+    parts = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{colour}"><title>{escape(arm)}</title></circle>']
     if mark.low is not None and mark.high is not None:
         ends = f'y1="{up.at(100 * mark.low):.1f}" y2="{up.at(100 * mark.high):.1f}"'
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" {ends} stroke="{colour}"/>')

@@ -16,8 +16,8 @@ from typing import Any
 
 from hypic_apps.train import schema
 from hypic_apps.train.corpus import Article, Corpus
+from hypic_apps.train.library import Library
 from hypic_apps.train.names import Names, coined
-from hypic_apps.train.natural import Library
 from hypic_apps.train.schema import Relation, Schema
 
 FOLDER = Path(__file__).parent / "data"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +72,18 @@ def _columns(marks: Sequence[Mark]) -> tuple[Numbers, Numbers]:
 
 def _resampled(top: Numbers, bottom: Numbers) -> Numbers:
     """The metric of ``RESAMPLES`` samples with replacement; the same items are drawn for every arm."""
-    drawn = np.random.default_rng(SEED).integers(len(top), size=(RESAMPLES, len(top)))
-    totals = bottom[drawn].sum(1)
-    shares: Numbers = np.divide(top[drawn].sum(1), totals, out=np.full(RESAMPLES, np.nan), where=totals > 0)
+    drawn = _drawn(len(top))
+    totals = drawn @ bottom
+    shares: Numbers = np.divide(drawn @ top, totals, out=np.full(RESAMPLES, np.nan), where=totals > 0)
     return shares
+
+
+@lru_cache(maxsize=4)
+def _drawn(number: int) -> Numbers:
+    """``[RESAMPLES, number]``: how often each item is drawn."""
+    drawn = np.random.default_rng(SEED).integers(number, size=(RESAMPLES, number))
+    drawn += number * np.arange(RESAMPLES)[:, None]
+    return np.bincount(drawn.ravel(), minlength=RESAMPLES * number).reshape(RESAMPLES, number).astype(np.float64)
 
 
 def _between(value: float, spread: Numbers) -> Interval:

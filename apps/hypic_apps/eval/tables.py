@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hypic_apps.eval.arms import ARMS, FULL
+from hypic_apps.eval.arms import ARMS, FULL, MAIN
 from hypic_apps.eval.drift import DISTANCES, Drift
 from hypic_apps.eval.grading import PRIMARY
-from hypic_apps.eval.measure import Record
+from hypic_apps.eval.records import Record
 from hypic_apps.eval.sets import SETS
 from hypic_apps.eval.statistics import Interval, mean_of
 
 Key = tuple[str, str, str]
 # The sets whose mean gap is the main figure: those that no order or reference across passages decides.
 MEANT = ("S1", "S3", "S6", "S7", "S8")
+# Of the default policy, in shares: the mean gap, the end of its interval, and the gap on one set.
+MEAN_GOAL, MEAN_GOAL_LOW, WORST_GOAL = 0.005, 0.012, 0.02
+TOO_FEW = "by its value; too few items to say"
+# Arms that no one would run: ways of composing that are wrong on purpose, and controls.
+ABLATIONS = ("addition", "last", "no-rotation", "no-passages", "gold-removed")
 SHORT = {"exact_match": "exact match", "rouge_l": "ROUGE-L", "tool": "right tool"}
 
 
@@ -74,7 +79,7 @@ def likeness(records: Sequence[Record]) -> list[str]:
     ``TTFT at best`` is what the device's limits allow, against what they allow for full recompute.
     """
     heads = ["same text", "same first token", "KL", "tokens run", "encoded once", "kept", "TTFT", "TTFT at best"]
-    lines, full_s = _head("arm", [*heads, "what it is"]), _mean(records, FULL, "floor_s")
+    full_s, rows = _mean(records, FULL, "floor_s"), dict[str, list[str]]()
     for arm in _names(records, "arm"):
         means = {name: _mean(records, arm, name) for name in ("agreement", "first_token", "kl", "run_share", "ttft_s")}
         cells = [_percent(means["agreement"]), _percent(means["first_token"]), _small(means["kl"])]
@@ -83,8 +88,8 @@ def likeness(records: Sequence[Record]) -> list[str]:
         cells += ["" if kept is None else f"{kept / 2**20:.1f} MiB"]
         cells += ["" if means["ttft_s"] is None else f"{1000 * means['ttft_s']:.0f} ms"]
         cells += ["" if not full_s or floor_s is None else _percent(floor_s / full_s)]
-        lines.append(f"| {arm} | {' | '.join(cells)} | {ARMS[arm].note if arm in ARMS else ''} |")
-    return lines
+        rows[arm] = [*cells, ARMS[arm].note if arm in ARMS else ""]
+    return _filled("arm", [*heads, "what it is"], rows)
 
 
 def others(records: Sequence[Record]) -> list[str]:
@@ -96,6 +101,85 @@ def others(records: Sequence[Record]) -> list[str]:
     for arm in _names(records, "arm"):
         lines.append(f"| {arm} | {' | '.join(_share(found.get((name, arm, m))) for name, m in columns)} |")
     return lines if columns else []
+
+
+def knobs(records: Sequence[Record]) -> list[str]:
+    """Of one set, what every arm is away from full recompute and what it costs. An arm whose prompt is another one
+    also shows what that prompt does in full."""
+    lines = _head("knob", ["gap, points", "KL", "run", "encoded", "kept", "at best"])
+    found, (name, *_) = by_key(records), _names(records, "set")
+    full = found.get((name, FULL, "floor_s"))
+    for arm in (arm for arm in _names(records, "arm") if not arm.startswith(FULL)):
+        of = {m: found.get((name, arm, m)) for m in ("kl", "run_share", "encoded_share", "cached_bytes", "floor_s")}
+        values = {metric: None if record is None else record.value for metric, record in of.items()}
+        own, kept, floor_s = found.get((name, f"full-{arm}", primary(name))), values["cached_bytes"], values["floor_s"]
+        gap = _points(apart(found.get((name, arm, primary(name)))))
+        gap += "" if own is None or own.gap_to_full is None else f"; its own full {100 * own.gap_to_full:+.1f}"
+        cells = [gap, _small(values["kl"]), _whole(values["run_share"]), _whole(values["encoded_share"])]
+        cells += ["" if kept is None else f"{kept / 2**20:.0f} MiB"]
+        cells += ["" if full is None or floor_s is None else _whole(floor_s / full.value)]
+        lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+    return lines
+
+
+def closer(records: Sequence[Record]) -> list[str]:
+    """Of several sets, what every arm is away from full recompute in answers and in likeness."""
+    found, sets = by_key(records), _names(records, "set")
+    lines = _head("knob", [f"{name}, {part}" for name in sets for part in ("gap", "KL")])
+    for arm in (arm for arm in _names(records, "arm") if not arm.startswith(FULL)):
+        cells = []
+        for name in sets:
+            kl = found.get((name, arm, "kl"))
+            cells += [_points(apart(found.get((name, arm, primary(name))))), _small(None if kl is None else kl.value)]
+        lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+    return lines
+
+
+def goals(records: Sequence[Record]) -> list[str]:
+    """The default policy against its goals: half a point in the mean over ``MEANT`` with at most 1.2 by the interval,
+    two points on each; elsewhere the gap, and the arm that closes most of it for its tokens."""
+    found, sets = by_key(records), _names(records, "set")
+    gap_of = {name: gap for name in sets if (gap := apart(found.get((name, MAIN, primary(name))))) is not None}
+    meant = [name for name in gap_of if name in MEANT]
+    lines = _head("goal", ["measured", "met"])
+    if meant:
+        mean = mean_of([gap_of[name] for name in meant])
+        is_met = mean.value >= -MEAN_GOAL and mean.low >= -MEAN_GOAL_LOW
+        lines.append(f"| mean gap of {', '.join(meant)} at most {100 * MEAN_GOAL:.1f} points, by its interval at most "
+                     f"{100 * MEAN_GOAL_LOW:.1f} | {_points(mean)} | {_yes(is_met)} |")  # fmt: skip
+    for name in meant:
+        gap = gap_of[name]
+        is_met, is_sure = gap.value >= -WORST_GOAL, gap.low >= -WORST_GOAL
+        told = TOO_FEW if is_met and not is_sure else _yes(is_met)
+        lines.append(f"| {name}: gap at most {100 * WORST_GOAL:.0f} points | {_points(gap)} | {told} |")
+    for name in (name for name in gap_of if name not in MEANT):
+        lines.append(_halved(records, name, gap_of[name]))
+    return lines
+
+
+def _halved(records: Sequence[Record], name: str, gap: Interval) -> str:
+    """Whether an arm halves a set's gap, and the one that does it for the fewest tokens of a request."""
+    found = by_key(records)
+    arms = [arm for arm in _names(records, "arm") if arm not in ABLATIONS and not arm.startswith(FULL)]
+    costs: dict[str, float] = {}
+    for arm in arms:
+        other, run = apart(found.get((name, arm, primary(name)))), found.get((name, arm, "run_share"))
+        if other is not None and run is not None and 2 * other.value >= gap.value:
+            costs[arm] = run.value
+    best = min(costs, key=lambda arm: costs[arm], default=None)
+    told = "no arm" if best is None else f"`{best}` at {_whole(costs[best])} of the tokens run"
+    met = "no gap" if gap.value >= 0 else _yes(best is not None)
+    return f"| {name}: the gap, {_points(gap)}, halved by a knob | {'' if gap.value >= 0 else told} | {met} |"
+
+
+def ends(found: Sequence[Drift]) -> list[str]:
+    """The error of the state in the first and the deepest linear layer, and of hidden states behind the last layer."""
+    lines = _head("arm", ["state, first linear layer", "state, deepest linear layer", "hidden states, last layer"])
+    for one in found:
+        states = [layer.state for layer in one.layers if layer.state is not None]
+        cells = [_small(states[0] if states else None), _error(states[-1] if states else None)]
+        lines.append(f"| {one.arm} | {' | '.join([*cells, _error(one.layers[-1].hidden)])} |")
+    return lines
 
 
 def drift(found: Sequence[Drift]) -> list[str]:
@@ -121,9 +205,28 @@ def _head(first: str, heads: Sequence[str]) -> list[str]:
     return [f"| {first} | {' | '.join(heads)} |", "|" + "---|" * (len(heads) + 1)]
 
 
+def _filled(first: str, heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """A table without the columns that nothing stands in."""
+    used = [n for n in range(len(heads)) if any(row[n] for row in rows.values())]
+    lines = _head(first, [heads[n] for n in used])
+    return [*lines, *(f"| {name} | {' | '.join(row[n] for n in used)} |" for name, row in rows.items())]
+
+
 def _mean(records: Sequence[Record], arm: str, metric: str) -> float | None:
     values = [r.value for r in records if r.arm == arm and r.metric == metric]
     return sum(values) / len(values) if values else None
+
+
+def _yes(is_met: bool) -> str:
+    return "yes" if is_met else "no"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %" if value >= 1e-3 else _small(value)
 
 
 def _share(record: Record | None) -> str:

@@ -1,4 +1,4 @@
-"""The training text, cleaned and in one small archive: summaries, speeches, country facts, glosses and names.
+"""The training text, cleaned and in one small archive: summaries, speeches, country facts, glosses, synonyms and names.
 
 ``build`` makes it from the packages of ``packages.py``; ``Corpus.load`` reads it back, on a machine without a network
 too. One article in ten is held out by a hash of its title and never enters training.
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypic_apps.train import packages
+from hypic_apps.train import packages, thesaurus
+from hypic_apps.train.thesaurus import Entry
 
 INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 CITY = re.compile(r"[A-Z][a-z]{3,9}")
@@ -67,6 +68,7 @@ class Corpus:
     glosses: tuple[Gloss, ...]
     first_names: tuple[str, ...]
     cities: tuple[str, ...]
+    synonyms: tuple[Entry, ...] = ()
 
     @classmethod
     def load(cls, archive: Path) -> Corpus:
@@ -74,11 +76,17 @@ class Corpus:
 
         Raises:
             FileNotFoundError: there is no such archive.
+            ValueError: the archive was written by an earlier version, without synonyms.
         """
         if not archive.is_file():
             raise FileNotFoundError(f"no training text at {archive}; make it with: python -m hypic_apps.train data")
         with tarfile.open(archive, "r:xz") as tar:
             parts = {m.name: _rows(tar, m) for m in tar.getmembers()}
+        if "synonyms.jsonl" not in parts:
+            raise ValueError(
+                f"{archive} was made by an earlier version and has no synonyms; make it anew: "
+                "python -m hypic_apps.train data"
+            )
         return cls(
             articles=tuple(Article(**row) for row in parts["articles.jsonl"]),
             speeches=tuple(parts["speeches.jsonl"]),
@@ -86,6 +94,7 @@ class Corpus:
             glosses=tuple(Gloss(**row) for row in parts["glosses.jsonl"]),
             first_names=tuple(parts["first_names.jsonl"]),
             cities=tuple(parts["cities.jsonl"]),
+            synonyms=thesaurus.read(parts["synonyms.jsonl"]),
         )
 
     def training_articles(self) -> tuple[Article, ...]:
@@ -108,6 +117,7 @@ def build(folder: Path) -> Path:
         "speeches.jsonl": (tidy(_decode(b)) for b in read[packages.SPEECHES.name].values()),
         "countries.jsonl": _countries(read[packages.FACTBOOK.name]),
         "glosses.jsonl": _glosses(read[packages.WORDNET.name]),
+        "synonyms.jsonl": thesaurus.build({name: _decode(b) for name, b in read[packages.WORDNET.name].items()}),
         "first_names.jsonl": _names(read[packages.FIRST_NAMES.name].values(), FIRST_NAME),
         "cities.jsonl": _names(read[packages.CITIES.name].values(), CITY),
     }
@@ -160,6 +170,8 @@ def _articles(files: dict[str, bytes]) -> Iterator[dict[str, str]]:
 
 def _glosses(files: dict[str, bytes]) -> Iterator[dict[str, str]]:
     for name, content in files.items():
+        if not name.rpartition("/")[2].startswith("data."):
+            continue
         for line in _decode(content).splitlines():
             found = re.match(SYNSET, line)
             if found is None:

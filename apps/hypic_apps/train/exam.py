@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grid import CHUNK
+from hypic_apps.train.library import Library
 from hypic_apps.train.model import Trainee
 from hypic_apps.train.names import Names
-from hypic_apps.train.natural import Library
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.render import Encoder, Row, Turn, Weights, conversation
 from hypic_apps.train.rows import padded

@@ -7,34 +7,20 @@ statement, whatever they are, instead of knowing ninety relations by heart. For 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from hypic_apps.train.corpus import Gloss
+from hypic_apps.train.frames import BY_SAID, NOUN_ASKED, NOUN_BACK, NOUN_SAID, filled
 from hypic_apps.train.schema import Relation
+from hypic_apps.train.thesaurus import Entry
+from hypic_apps.train.words import is_regular, past, plural, present_participle, third
 
 VALUES = (
     "person", "person", "company", "city", "city", "country", "year", "count", "count", "money", "price", "date",
     "code", "colour", "duration", "days", "metres", "weight", "clock", "room", "language", "minutes", "month",
     "product", "college", "prize", "software", "years",
 )  # fmt: skip
-NOUN_SAID = (
-    "The {n} of {s} is {o}.", "{s}'s {n} is {o}.", "{o} is the {n} of {s}.", "{s} has {o} as {n}.",
-    "As {n}, {s} has {o}.", "For {s}, the {n} is given as {o}.", "The {n} given for {s} is {o}.",
-    "With {o} as {n}, {s} stands out.", "The {n} that belongs to {s} is {o}.", "{s} is listed with the {n} {o}.",
-    "The {n} of {s} was changed to {o}.", "Everybody knows that the {n} of {s} is {o}.", "{s}: {n} {o}.",
-    "In the case of {s}, {o} is the {n}.", "The list names {o} as the {n} of {s}.", "{s} chose {o} as {n}.",
-    "The {n} entered for {s} reads {o}.", "Under {n}, the entry for {s} says {o}.", "{o} serves as {n} of {s}.",
-    "When asked for the {n} of {s}, people say {o}.", "{s}, whose {n} is {o}, was mentioned twice.",
-    "It is {o} that is the {n} of {s}.", "{s} came with {o} for its {n}.", "The {n} in question, that of {s}, is {o}.",
-)  # fmt: skip
-NOUN_ASKED = (
-    "What is the {n} of {s}?", "What is {s}'s {n}?", "Which {n} does {s} have?", "Tell me the {n} of {s}.",
-    "{s}: {n}?", "Name the {n} of {s}.", "What {n} is given for {s}?", "What is named as the {n} of {s}?",
-    "What does {s} have as {n}?", "Do you know the {n} of {s}?", "What was chosen as {n} by {s}?",
-    "{n} of {s}?", "What serves as the {n} of {s}?", "I am looking for the {n} of {s}.", "With what {n} is {s} listed?",
-)  # fmt: skip
-NOUN_BACK = ("What has {o} as {n}?", "Whose {n} is {o}?", "{o} is the {n} of what?", "Which of them has the {n} {o}?")
 VERB_SAID = (
     "{s} {ed} {o}.", "{s} {es} {o}.", "It was {s} that {ed} {o}.", "In the spring, {s} {ed} {o}.",
     "{o} was {ed} by {s}.", "For a long time {s} has {ed} {o}.", "Once a year {s} {es} {o}.",
@@ -68,60 +54,110 @@ COUNTED_ASKED = (
 )  # fmt: skip
 
 
-class Inventor:
-    """Draws relations from the words of a dictionary."""
+# The share of relations that are asked for in another word than the one they are told in.
+OTHER_WORD = 0.6
 
-    def __init__(self, glosses: Sequence[Gloss]) -> None:
-        self.nouns = _words(glosses, "n")
-        self.verbs = [verb for verb in _words(glosses, "v") if not verb.endswith(("ed", "ing"))]
+
+class Inventor:
+    """Draws relations from the words of a dictionary; ``without`` are words that it must not use.
+
+    With ``synonyms``, most relations are asked for in another word than the one they are told in: one of the same
+    meaning, of a wider one, or one made from it ("X {owns} Y": "What is the {property} of X?").
+    """
+
+    def __init__(
+        self, glosses: Sequence[Gloss], synonyms: Sequence[Entry] = (), without: frozenset[str] = frozenset()
+    ) -> None:
+        self.nouns = [noun for noun in _words(glosses, "n") if noun not in without]
+        self.verbs = [verb for verb in _words(glosses, "v") if not verb.endswith(("ed", "ing")) and is_regular(verb)]
+        self.known_nouns = [(e.word, found) for e in synonyms if (found := _other_nouns(e)) and e.word not in without]
+        self.agents = [(e.word, found) for e in synonyms if (found := _agents(e))]
+        self.known_verbs = [(e.word, *words) for e in synonyms if any(words := _other_verbs(e))]
 
     @property
     def has_words(self) -> bool:
         """Whether the dictionary has both nouns and verbs."""
         return bool(self.nouns and self.verbs)
 
-    def relation(self, r: Random, article: str = "") -> Relation:
-        """A relation with all its wordings; ``article`` stands before the subject in the midst of a sentence."""
-        noun, verb, value = r.choice(self.nouns), r.choice(self.verbs), r.choice(VALUES)
-        words = {"{n}": noun, "{v}": verb, "{ed}": past(verb), "{es}": third(verb), "{s}": article + "{s}"}
-        forms: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = NOUN_SAID, NOUN_ASKED, NOUN_BACK
+    def relation(self, r: Random, article: str = "", value: str = "") -> Relation:
+        """A relation with all its wordings; ``article`` stands before the subject in the midst of a sentence, ``value``
+        is the kind of value, by default any."""
+        value = value or r.choice(VALUES)
+        if self.known_nouns and self.known_verbs and r.random() < OTHER_WORD:
+            return self._in_other_words(r, article, value)
+        noun, verb = r.choice(self.nouns), r.choice(self.verbs)
+        slots = {**_verb(verb), "{n}": noun, "{s}": article + "{s}"}
+        forms: tuple[Sequence[str], Sequence[str], Sequence[str]] = NOUN_SAID, NOUN_ASKED, NOUN_BACK
         if value == "count" and r.random() < 0.7:
-            words["{n}"] = noun = plural(noun)
+            slots["{n}"], noun = plural(noun), f"number of {plural(noun)}"
             forms = COUNTED_SAID, COUNTED_ASKED, ()
         elif value in WHERE and r.random() < 0.6:
             where, preposition = WHERE[value]
-            words |= {"{w}": where, "{l}": where.lower(), "{p}": preposition}
+            slots |= {"{w}": where, "{l}": where.lower(), "{p}": preposition}
+            noun = f"{'place' if where == 'Where' else value} of {present_participle(verb)}"
             forms = PLACED_SAID, PLACED_ASKED, ()
         elif r.random() < 0.4:
-            forms = VERB_SAID, VERB_ASKED, VERB_BACK
-        said, asked, back = (tuple(filled(template, words) for template in form) for form in forms)
-        key = f"invented {noun} {verb}"
-        return Relation(key, value, (), noun, said, asked, back, invented=True)
+            forms, noun = (VERB_SAID, VERB_ASKED, VERB_BACK), present_participle(verb)
+        return _made(noun, verb, value, forms, slots, slots, r)
+
+    def _in_other_words(self, r: Random, article: str, value: str) -> Relation:
+        """Told with one word, asked for with another."""
+        if value == "person" and self.agents and r.random() < 0.5:
+            verb, doers = r.choice(self.agents)
+            told, called = {**_verb(verb), "{s}": article + "{s}"}, {"{n}": r.choice(doers), "{s}": article + "{s}"}
+            return _made(called["{n}"], verb, value, (BY_SAID, NOUN_ASKED, NOUN_BACK), told, called, r)
+        if value == "person" or r.random() < 0.6:
+            noun, others = r.choice(self.known_nouns)
+            told, called = {"{n}": noun, "{s}": article + "{s}"}, {"{n}": r.choice(others), "{s}": article + "{s}"}
+            return _made(noun, noun, value, (NOUN_SAID, NOUN_ASKED, NOUN_BACK), told, called, r)
+        verb, verbs, nouns = r.choice(self.known_verbs)
+        told = {**_verb(verb), "{s}": article + "{s}"}
+        if nouns and (not verbs or r.random() < 0.5):
+            called = {"{n}": r.choice(nouns), "{s}": article + "{s}"}
+            return _made(called["{n}"], verb, value, (VERB_SAID, NOUN_ASKED, NOUN_BACK), told, called, r)
+        called = {**_verb(r.choice(verbs)), "{s}": article + "{s}"}
+        noun = r.choice(nouns) if nouns else present_participle(verb)
+        return _made(noun, verb, value, (VERB_SAID, VERB_ASKED, VERB_BACK), told, called, r)
 
 
-def filled(template: str, words: dict[str, str]) -> str:
-    """The template with its words put in; ``{o}`` and, but for its article, ``{s}`` stay open."""
-    text = re.sub(r"\{\w+\}", lambda found: words.get(found.group(), found.group()), template)
-    return text[:1].upper() + text[1:]
+MOST_USED = 3
 
 
-def past(verb: str) -> str:
-    """The regular past of a verb."""
-    if verb.endswith("e"):
-        return verb + "d"
-    return verb[:-1] + "ied" if re.search(r"[^aeiou]y$", verb) else verb + "ed"
+def _made(
+    noun: str, verb: str, value: str, forms: tuple[Sequence[str], Sequence[str], Sequence[str]],
+    told: Mapping[str, str], called: Mapping[str, str], r: Random,
+) -> Relation:  # fmt: skip
+    """A relation with a few of the wordings that the forms allow: it is used once or twice, so all would be a waste."""
+    said, asked, back = (r.sample(form, min(len(form), MOST_USED)) for form in forms)
+    return Relation(
+        f"invented {noun} {verb}", value, (), noun,
+        tuple(filled(t, told) for t in said), tuple(filled(t, called) for t in asked),
+        tuple(filled(t, called) for t in back), invented=True,
+        names=frozenset((noun, verb, *(called.get(place, noun) for place in ("{n}", "{v}")))),
+    )  # fmt: skip
 
 
-def third(verb: str) -> str:
-    """The third person of a verb."""
-    return plural(verb)
+def _verb(verb: str) -> dict[str, str]:
+    return {"{v}": verb, "{ed}": past(verb), "{en}": past(verb), "{es}": third(verb)}
 
 
-def plural(noun: str) -> str:
-    """The regular plural of a noun."""
-    if re.search(r"(s|x|z|ch|sh)$", noun):
-        return noun + "es"
-    return noun[:-1] + "ies" if re.search(r"[^aeiou]y$", noun) else noun + "s"
+def _other_nouns(entry: Entry) -> tuple[str, ...]:
+    return (*entry.same, *entry.wider) if entry.pos == "n" and len(entry.word) > 3 else ()
+
+
+def _agents(entry: Entry) -> tuple[str, ...]:
+    """Those who do what a verb says: "own": "owner"."""
+    if entry.pos != "v" or not is_regular(entry.word):
+        return ()
+    return tuple(word for word, pos in entry.made if pos == "n" and word.endswith(("er", "or")))
+
+
+def _other_verbs(entry: Entry) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Verbs to ask with, and nouns made from the verb."""
+    if entry.pos != "v" or not is_regular(entry.word):
+        return (), ()
+    made = (word for word, pos in entry.made if pos == "n" and not word.endswith(("er", "or", "ing")))
+    return tuple(x for x in (*entry.same, *entry.wider) if is_regular(x)), tuple(made)
 
 
 def _words(glosses: Sequence[Gloss], pos: str) -> list[str]:

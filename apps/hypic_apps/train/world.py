@@ -6,14 +6,27 @@ world share kinds, relations and family names. The generator is a function of it
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from hypic_apps.train import variety
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
-from hypic_apps.train.passages import Ask, Fact, Passage, ask, capitalise, sentences, write
+from hypic_apps.train.passages import (
+    Ask,
+    Fact,
+    Passage,
+    ask,
+    asked,
+    capitalise,
+    first_sentence,
+    named,
+    sentences,
+    write,
+)
 from hypic_apps.train.schema import Relation, Schema, Split
 
 # relations of which another thing's passage may tell, so their absence cannot be asked for
@@ -22,11 +35,6 @@ KINDS = {
     "person": 5, "company": 4, "city": 3, "country": 3, "product": 3, "handbook": 2, "project": 3, "meeting": 2,
     "task": 2, "museum": 2, "book": 2, "film": 2, "festival": 1, "river": 1, "mountain": 1, "animal": 2, "club": 1,
 }  # fmt: skip
-
-
-# Shares, in training: of things with invented relations, and of passages that go on from an earlier one.
-INVENTED, BRIDGED = 0.25, 0.3
-UNINVENTED = ("task", "handbook", "meeting")
 
 
 @dataclass
@@ -69,17 +77,14 @@ class World:
         """A thing of a kind, a new one unless named, with one to ``most`` facts; values that are things are often
         shared with others."""
         subject = subject or self.name(kind)
-        relations = self.relations(kind)
+        relations = [x for x in self.relations(kind) if not x.invented]
         chosen = self.r.sample(relations, min(len(relations), self.r.randint(1 if most < 3 else 2, most)))
         if {"lifespan", "birth_year"} <= {x.key for x in chosen} or {"lifespan", "death_year"} <= {
             x.key for x in chosen
         }:
             chosen = [x for x in chosen if x.key != "lifespan"]
-        if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
-            place = self.r.randint(0, len(chosen))
-            chosen[place : place + self.r.randint(0, 1)] = [
-                self.inventor.relation(self.r, _article(kind)) for _ in range(self.r.randint(1, 2))
-            ]
+        if self.split == "train":
+            chosen = variety.varied(self, kind, chosen, most)
         return [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
 
     def value(self, kind: str, relation: Relation) -> str:
@@ -103,6 +108,9 @@ class World:
         out = []
         for _ in range(number):
             kind = self.r.choice(kinds)
+            if self.split == "train" and self.r.random() < variety.ROSTERS and kind not in variety.UNINVENTED:
+                out.append(variety.roster(self, kind))
+                continue
             bridge = self.bridge() if self.split == "train" else None
             if bridge is not None:
                 out.append(self.one(bridge.relation.value, most_facts, bridge.value))
@@ -113,7 +121,7 @@ class World:
     def bridge(self) -> Fact | None:
         """In training, now and then, a fact whose value is a thing that no passage is about yet: the next one will be,
         so that there are two steps to ask for."""
-        if self.r.random() >= BRIDGED:
+        if self.r.random() >= variety.BRIDGED:
             return None
         told = {fact.subject.lower() for fact in self.facts}
         open_ends = [f for f in self.facts if f.relation.value in KINDS and f.value.lower() not in told]
@@ -130,6 +138,8 @@ class World:
         if alone:
             self.used.add("handbook")
         text = write(facts, self.split, self.r, self.filler, impersonal=alone)
+        if self.split == "train" and self.r.random() < variety.MENTIONED:
+            text += " " + variety.mention(self)
         asks = tuple(ask(f, self.split, self.r, impersonal=alone and self._only_handbook()) for f in facts)
         return Passage(text, first_sentence(text), asks, tuple(facts))
 
@@ -181,10 +191,10 @@ class World:
         backwards = self.reversed_asks()
         self.r.shuffle(backwards)
         return [
-            *backwards[: 1 + number // 8],
-            *self.unstated_asks(1 + number // 12),
+            *backwards[: 1 + number // 12],
+            *self.unstated_asks(1 + number // 10),
             *self.unknown_asks(self.r.randint(0, 1 + number // 24)),
-            *self.two_hop_asks(2 + number // 3),
+            *self.two_hop_asks(3 + 2 * number // 3),
         ]
 
     def unknown_asks(self, number: int) -> list[Ask]:
@@ -195,7 +205,7 @@ class World:
                 sorted({f.kind for f in self.facts if f.kind not in ("task", "handbook")} or {"person"})
             )
             relation = self.r.choice(self.relations(kind))
-            named = self.r.choice(relation.asked(self.split)).replace("{s}", self.name(kind))
+            named = asked(relation, self.split, self.r).replace("{s}", self.name(kind))
             out.append(Ask("none", named, NOT_STATED))
         return out
 
@@ -206,10 +216,10 @@ class World:
         out: list[Ask] = []
         for kind, subject in self.r.sample(subjects, min(number, len(subjects))):
             missing = [x for x in self.relations(kind) if (subject, x.key) not in told and x.key not in IMPLIED]
-            if self.inventor is not None and kind not in UNINVENTED and self.r.random() < INVENTED:
-                missing = [self.inventor.relation(self.r, _article(kind))]
+            if self.split == "train":
+                missing = variety.missing(self, kind, subject, missing)
             if missing:
-                template = self.r.choice(self.r.choice(missing).asked(self.split))
+                template = asked(self.r.choice(missing), self.split, self.r)
                 out.append(Ask("none", template.replace("{s}", subject), NOT_STATED))
         return out
 
@@ -221,16 +231,18 @@ class World:
         told = [fact for fact in self.facts if fact.kind not in ("task", "handbook")]
         pairs = [(a, b) for a in told for b in by_subject.get(a.value, ()) if b.value != a.subject]
         chosen = self.r.sample(pairs, min(number, len(pairs)))
+        if self.split == "train":  # a reasoning line takes more to learn: most questions ask for one
+            return [self.two_hop(first, second, think=self.r.random() < 0.72) for first, second in chosen]
         return [self.two_hop(first, second, think=number % 2 == 1) for number, (first, second) in enumerate(chosen)]
 
     def two_hop(self, first: Fact, second: Fact, *, think: bool) -> Ask:
         """The question that joins two facts; with ``think`` the answer states both before it answers."""
-        asked = _joined(self.r.choice(second.relation.asked(self.split)), first)
+        joint = _joined(asked(second.relation, self.split, self.r), first, variety.bridging(self, first))
         if not think:
-            return Ask("2hop", asked, second.value, (first, second))
-        steps = f"The {first.relation.noun} of {_named(first)} is {first.value}. "
-        steps += f"The {second.relation.noun} of {_named(second)} is {second.value}."
-        return Ask("2hop_think", f"{asked} {THINK}", f"{steps}\n{FINALLY} {second.value}", (first, second))
+            return Ask("2hop", joint, second.value, (first, second))
+        steps = f"The {first.relation.noun} of {named(first)} is {first.value}. "
+        steps += f"The {second.relation.noun} of {named(second)} is {second.value}."
+        return Ask("2hop_think", f"{joint} {THINK}", f"{steps}\n{FINALLY} {second.value}", (first, second))
 
 
 NOT_STATED = "not stated"
@@ -238,23 +250,6 @@ THINK = 'Reason in one line, then write "Answer:" and the answer.'
 FINALLY = "Answer:"
 
 
-def first_sentence(text: str) -> str:
-    """The text up to the end of its first sentence or line."""
-    line = next(part for part in text.split("\n") if part)
-    end = line.find(". ")
-    return line if end < 0 else line[: end + 1]
-
-
-def _joined(template: str, first: Fact) -> str:
-    bridge = f"the {first.relation.noun} of {_named(first)}"
-    return capitalise(template.replace("the {s}", "{s}").replace("{s}", bridge))
-
-
-def _named(fact: Fact) -> str:
-    """The subject as it stands within a sentence: some kinds take an article."""
-    return ("the " if "the {s}" in fact.relation.questions[0] else "") + fact.subject
-
-
-def _article(kind: str) -> str:
-    """The article that names of a kind take within a sentence."""
-    return "the " if kind in ("river", "animal", "product") else ""
+def _joined(template: str, first: Fact, noun: str) -> str:
+    bridge = f"the {noun} of {named(first)}"
+    return capitalise(re.sub(r"\b[Tt]he \{s\}", "{s}", template).replace("{s}", bridge))

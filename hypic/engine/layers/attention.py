@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hypic.engine.batch import Batch, Context, Final
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.layers.projections import Joined
+from hypic.engine.layers.projections import Joined, projected
 from hypic.engine.layers.rotary import Angles, rotate
 from hypic.engine.pool import AttentionShape, Pool
 from hypic_kernels import attention as paged
@@ -117,8 +117,7 @@ class Attention(nn.Module):
     def output(self, mixed: Tensor, gate: Tensor | None) -> Tensor:
         """``mixed [N, H, D]`` -> ``[N, hidden]``."""
         gated = mixed if gate is None else mixed * gate.sigmoid()
-        out: Tensor = self.o_proj(gated.flatten(-2))
-        return out
+        return projected(gated.flatten(-2), self.o_proj)
 
     def forward(
         self, hidden: Tensor, batch: Batch, pool: Pool, layer: int, turns: Turns | None, final: Final | None = None

@@ -20,7 +20,7 @@ from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan
 from hypic.engine.layers.conv import convolve_planned, convolve_rows
 from hypic.engine.layers.norm import GatedRMSNorm, l2_normalise, upcast
-from hypic.engine.layers.projections import Joined
+from hypic.engine.layers.projections import Joined, projected
 from hypic.engine.layers.rotary import Angles
 from hypic.engine.linear.delta import DeltaInputs, GatedDelta
 from hypic.engine.pool import LinearShape, Pool
@@ -81,6 +81,11 @@ class HeadRows:
     @property
     def tokens(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         return self.q, self.k, self.v, self.a, self.b
+
+    def at(self, span: slice) -> HeadRows:
+        """Some of the tokens that follow each other."""
+        q, k, v, a, b = (x[span] for x in self.tokens)
+        return HeadRows(q, k, v, a, b, replace(self.norm, z=self.norm.z[span]), self.out[span])
 
 
 class GatedDeltaNet(nn.Module):
@@ -162,20 +167,37 @@ class GatedDeltaNet(nn.Module):
 
     def scan_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
         """See ``linear_kernels.ScanningMixer``."""
-        slotted, states, rule = plan.slotted, pool.states[layer], self._rule
-        stored, num_k_heads = (pool.transitions[layer], states), self.shape.num_k_heads
-        dtype = projected.mixed.dtype
-        if slotted is None or not delta.can_scan(dtype, num_k_heads, plan.chunks, stored, states, rule=rule):
+        if not self._can_scan(projected.mixed.dtype, plan, pool, layer):
             return None
-        q, k, v = self._convolved(projected, plan, pool, layer)
-        out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        tokens = (q, k, v, projected.a, projected.b, plan.chunks)
+        rows = self.rows(projected, plan, pool, layer)
+        self._scan(rows, plan.chunks, plan, pool, layer)
+        return self._projected_back(rows.out)
+
+    def scan_chunks(self, rows: HeadRows, plan: KernelPlan, pool: Pool, layer: int) -> bool:
+        """See ``linear_runs.RunMixer``. The norm is over all rows that are given: those of runs, which have theirs,
+        must not stand among them."""
+        runs, is_mapped = plan.runs, plan.folds is not None or plan.gathers
+        if runs is None or runs.others is None or is_mapped or not self._can_scan(rows.q.dtype, plan, pool, layer):
+            return False
+        self._scan(rows.at(runs.others), runs.other_chunks, plan, pool, layer)
+        return True
+
+    def _can_scan(self, dtype: torch.dtype, plan: KernelPlan, pool: Pool, layer: int) -> bool:
+        states, num_k_heads = pool.states[layer], self.shape.num_k_heads
+        stored = pool.transitions[layer], states
+        return plan.slotted is not None and delta.can_scan(
+            dtype, num_k_heads, plan.chunks, stored, states, rule=self._rule
+        )
+
+    def _scan(self, rows: HeadRows, chunks: Tensor, plan: KernelPlan, pool: Pool, layer: int) -> None:
+        slotted, states = plan.slotted, pool.states[layer]
+        assert slotted is not None, "decoding is not scanned"
         delta.scan(
-            *tokens, slotted.chains, stored, states, out, rule=rule, norm=self._norm_of(projected), before=states,
-            final=states, final_slots=plan.final_slots,
+            *rows.tokens, chunks, slotted.chains, (pool.transitions[layer], states), states, rows.out, rule=self._rule,
+            norm=rows.norm, before=states, final=states, final_slots=plan.final_slots,
         )  # fmt: skip
-        states.index_copy_(0, slotted.copies_to, states.index_select(0, slotted.copies_from))
-        return self._projected_back(out)
+        if len(slotted.copies_to):
+            states.index_copy_(0, slotted.copies_to, states.index_select(0, slotted.copies_from))
 
     def runs_rows(self) -> bool:
         """See ``linear_runs.RunMixer``; on a CPU the reference runs them."""
@@ -183,9 +205,14 @@ class GatedDeltaNet(nn.Module):
         sizes = (shape.num_k_heads, shape.num_v_heads, shape.head_k_dim, shape.head_v_dim)
         return not weight.is_cuda or delta.runs_here(*sizes, weight.dtype, weight.device)
 
-    def run_rows(self, tokens: HeadRows, rows: Rows, initial: Tensor) -> tuple[Tensor, Tensor]:
+    def run_rows(
+        self, tokens: HeadRows, rows: Rows, initial: tuple[Tensor, Tensor], into: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
         """See ``linear_runs.RunMixer``."""
-        return delta.run(*tokens.tokens, rows, initial, tokens.out, rule=self._rule, norm=tokens.norm)
+        states, slots = initial
+        return delta.run(
+            *tokens.tokens, rows, states, tokens.out, slots=slots, into=into, rule=self._rule, norm=tokens.norm
+        )
 
     def project_back(self, rows: HeadRows) -> Tensor:
         """See ``linear_runs.RunMixer``."""
@@ -223,5 +250,4 @@ class GatedDeltaNet(nn.Module):
         return delta.GatedNorm(z, self.norm.weight, self.norm.eps)
 
     def _projected_back(self, out: Tensor) -> Tensor:
-        back: Tensor = self.out_proj(out.flatten(-2))
-        return back
+        return projected(out.flatten(-2), self.out_proj)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hypic.engine.affine import Affine
 from hypic.engine.batch import Batch
-from hypic.engine.kernel_plan import KernelPlan
+from hypic.engine.kernel_plan import KernelPlan, Runs
 from hypic.engine.layers.chunks import chunked
-from hypic.engine.layers.linear_runs import RunMixer, run_rounds
+from hypic.engine.layers.linear_runs import RunMixer, run_all
 from hypic.engine.layers.rotary import Angles, move
 from hypic.engine.linear import LinearFamily
 from hypic.engine.pool import Pool
@@ -75,9 +75,9 @@ def _fused(
 ) -> Tensor:  # fmt: skip
     if batch.is_decode:
         return mixer.step_rows(projected, plan, pool, layer, angles)
-    if plan.rounds:
+    if plan.runs is not None:
         assert isinstance(mixer, RunMixer), "runs were planned for a layer that has no kernel for them"
-        return _with_runs(mixer, projected, plan, pool, layer)
+        return _with_runs(mixer, projected, plan, plan.runs, pool, layer)
     if isinstance(mixer, ScanningMixer) and plan.folds is None and not plan.gathers:
         outputs = mixer.scan_rows(projected, plan, pool, layer)
         if outputs is not None:
@@ -86,10 +86,10 @@ def _fused(
     return read(scan(maps, plan, pool, layer, moves, mixer.family.has_channel_gate)[: len(plan.chunks)])
 
 
-def _with_runs(mixer: RunMixer, projected: Any, plan: KernelPlan, pool: Pool, layer: int) -> Tensor:
+def _with_runs(mixer: RunMixer, projected: Any, plan: KernelPlan, runs: Runs, pool: Pool, layer: int) -> Tensor:
     rows = mixer.rows(projected, plan, pool, layer)
-    run_rounds(mixer, rows, plan.rounds, pool, layer)
-    if len(plan.chunks):
+    run_all(mixer, rows, runs, pool, layer)
+    if len(plan.chunks) and not mixer.scan_chunks(rows, plan, pool, layer):
         maps, fill = mixer.lift_chunks(rows, plan.chunks)
         fill(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
     return mixer.project_back(rows)

@@ -1,21 +1,22 @@
 """Runs of a step in a linear-attention layer: rows whose state is carried by the kernel that runs them.
 
-Round after round, each row from the state that the round before left. A row that is folded has the map ``T`` that its
-kernel gives and ``B = S - T S_0``, where the row led from ``S_0`` to ``S``. An interior that was begun in an earlier
+All rows at once, each from its first token to its last. An interior has the map ``T`` that the kernel gives of its part
+of a row, and ``B = S - T S_0``, where the part led from ``S_0`` to ``S``. An interior that was begun in an earlier
 step, as ``(T_1, B_1)``, goes on to ``(T T_1, S - T (S_0 - B_1))``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from hypic.engine.affine import Affine
-from hypic.engine.kernel_plan import KernelPlan, Round
+from hypic.engine.kernel_plan import KernelPlan, Runs
 from hypic.engine.pool import Pool
+from hypic_kernels import delta
 from hypic_kernels.rows import Rows
 
 
@@ -31,11 +32,19 @@ class RunMixer(Protocol):
         """The step's tokens behind their convolution, and room for the outputs of their heads."""
         ...
 
-    def run_rows(self, tokens: Any, rows: Rows, initial: Tensor) -> tuple[Tensor, Tensor]:
-        """States after rows, ``[R, H, K, V]``, from those before; and transitions of the first ``rows.num_folds``.
+    def run_rows(
+        self, tokens: Any, rows: Rows, initial: tuple[Tensor, Tensor], into: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor]:
+        """States that ``rows`` keep ``[P + R, H, K, V]``, from those in a pool, ``initial``: the pool and slots in it;
+        and transitions, which go ``into`` a pool, or are given alone.
 
         Outputs are filled in where ``tokens``, which ``rows`` gave, keep them.
         """
+        ...
+
+    def scan_chunks(self, rows: Any, plan: KernelPlan, pool: Pool, layer: int) -> bool:
+        """All of the chains that are no runs in one kernel: outputs are filled in, states written to the pool. False:
+        nothing is done, for maps of chunks are wanted or the better way."""
         ...
 
     def lift_chunks(self, rows: Any, chunks: Tensor) -> tuple[Affine, Callable[[Tensor], None]]:
@@ -48,27 +57,30 @@ class RunMixer(Protocol):
         ...
 
 
-def run_rounds(mixer: RunMixer, tokens: Any, rounds: Sequence[Round], pool: Pool, layer: int) -> None:
+def run_all(mixer: RunMixer, tokens: Any, runs: Runs, pool: Pool, layer: int) -> None:
     """Outputs of all runs; their states, and the maps of what they fold, are written to the pool."""
-    states = pool.states[layer]
-    source = states
-    for round in rounds:
-        before = source.index_select(0, round.initial)
-        after, transitions = mixer.run_rows(tokens, round.rows, before)
-        if round.rows.num_folds:
-            _write_maps(round, transitions, before, after, pool, layer)
-        states.index_copy_(0, round.write_slots, after.index_select(0, round.write_places))
-        source = after
+    states, initial = pool.states[layer], (pool.states[layer], runs.initial)
+    if runs.is_continued or not pool.form.is_lossless:
+        kept, transitions = mixer.run_rows(tokens, runs.rows, initial, None)
+        _write_maps(runs, transitions, kept, pool, layer)
+        states.index_copy_(0, runs.write_slots.long(), kept.index_select(0, runs.write_places))
+        return
+    made = pool.transitions[layer], runs.fold_transitions
+    kept, _ = mixer.run_rows(tokens, runs.rows, initial, made)
+    delta.settle(kept, made, runs.fold_ends, runs.fold_states, (runs.write_places, runs.write_slots), states)
 
 
-def _write_maps(round: Round, transitions: Tensor, before: Tensor, after: Tensor, pool: Pool, layer: int) -> None:
-    start, end = before[: round.rows.num_folds], after[: round.rows.num_folds]
+def _write_maps(runs: Runs, transitions: Tensor, kept: Tensor, pool: Pool, layer: int) -> None:
+    if not runs.rows.num_folds:
+        return
+    start, end = (kept.index_select(0, places) for places in runs.fold_ends.T.contiguous())
+    states, slots = runs.fold_states.long(), runs.fold_transitions.long()
     made = transitions
-    if round.is_continued:
-        done = pool.read_map(layer, round.fold_states, round.fold_transitions)
+    if runs.is_continued:
+        done = pool.read_map(layer, states, slots).where(runs.fold_begun > 0)
         start, made = start - done.end_state, _product(transitions, done.transition)
     end_state = end - _product(transitions, start)
-    pool.write_map(layer, round.fold_states, round.fold_transitions, Affine(made, end_state))
+    pool.write_map(layer, states, slots, Affine(made, end_state))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

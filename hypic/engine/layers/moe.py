@@ -2,8 +2,8 @@
 
 Routers say which experts a token goes to and with what weight; experts do the work; a shared expert sees every token
 (DeepSeekMoE, arXiv 2401.06066). Tokens are sorted by expert. On CUDA all experts are one product, a kernel of ours
-where each gets few rows and torch's grouped one where they get many, and nothing is asked of the host; elsewhere the
-experts that were hit are run in turn.
+where each gets few rows and torch's grouped one where they get many, and nothing is asked of the host; few tokens need
+no sorting, and the whole layer is two launches. Elsewhere the experts that were hit are run in turn.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hypic.engine.layers.mlp import SwiGLU, gated
-from hypic.engine.layers.norm import by_kernel, upcast
+from hypic.engine.layers.norm import RMSNorm, by_kernel, upcast
 from hypic_kernels import experts as kernels
+from hypic_kernels import matvec
+from hypic_kernels.experts import few
+from hypic_kernels.experts.layout import Shared
 
 GroupedProduct = Callable[..., Tensor]
 
@@ -46,6 +49,8 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """``x [N, hidden]``, ``weights, chosen [N, k]`` -> the weighted sum of the chosen experts, ``[N, hidden]``."""
+        if self.takes_few(x, chosen.shape[1]):
+            return self.answer(x, few.Chosen(weights, chosen.to(torch.int32)))
         if self.asks_no_host(x):
             return kernels.combine(*self.spread(x, chosen), weights)
         order = chosen.flatten().argsort(stable=True)
@@ -67,6 +72,22 @@ class Experts(nn.Module):
     def can_multiply(self, x: Tensor) -> bool:
         """Whether kernels of ours do: floating types up to fp32 on CUDA, where nothing is trained."""
         return kernels.multiplies(x, self.into, self.down_proj, is_gated=self.is_gated)
+
+    def takes_few(self, x: Tensor, top_k: int, shared: Shared | None = None) -> bool:
+        """Whether tokens are so few, and kernels such, that they are not sorted."""
+        return few.takes_few(x, self.into, self.down_proj, top_k, shared=shared, is_gated=self.is_gated)
+
+    def answer(
+        self,
+        x: Tensor,
+        routed: few.Chosen | few.Scores,
+        shared: Shared | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Of few tokens, ``[N, hidden]``, what experts make of them, a shared one beside them, and the residual."""
+        return few.answer(
+            x, self.into, self.down_proj, routed, shared=shared, residual=residual, is_gated=self.is_gated
+        )
 
     @property
     def into(self) -> Tensor:
@@ -149,6 +170,13 @@ class SoftmaxRouter(nn.Module):
         weights, chosen = upcast(logits).softmax(dim=-1).topk(self.top_k, dim=-1)
         return (weights / weights.sum(dim=-1, keepdim=True) if self.renormalise else weights), chosen
 
+    def scored(self, x: Tensor) -> few.Scores:
+        """As ``forward``, with nothing chosen yet."""
+        return self.of_logits(F.linear(x, self.weight))
+
+    def of_logits(self, logits: Tensor) -> few.Scores:
+        return few.Scores(logits, self.top_k, self.renormalise)
+
 
 class SigmoidRouter(nn.Module):
     """Independent scores, chosen with a bias that only balances load (DeepSeek-V3, arXiv 2412.19437).
@@ -199,6 +227,10 @@ class SigmoidRouter(nn.Module):
             renormalise=self.renormalise,
         )
 
+    def scored(self, x: Tensor) -> few.Chosen:
+        """As ``forward``, by kernel."""
+        return few.Chosen(*self._by_kernel(wide_product(x, self.weight)))
+
     def _allowed(self, biased: Tensor) -> Tensor:
         """``[N, E]`` with the groups that were not chosen at minus infinity."""
         if self.num_groups == 1:
@@ -230,6 +262,21 @@ class MoE(nn.Module):
         """``residual + self(x)``, all ``[N, hidden]``; one pass where experts' rows are added up by kernel."""
         return self._at_once(x, residual) if self.experts.asks_no_host(x) else residual + self(x)
 
+    def behind(self, norm: RMSNorm, x: Tensor, added: Tensor) -> Tensor:
+        """``y + self(norm(y))`` with ``y = x + added``, all ``[N, hidden]``; of few tokens three launches."""
+        gate, beside = self.gate, self._beside()
+        if (
+            isinstance(gate, SoftmaxRouter)
+            and matvec.takes_normed(added, norm.weight, gate.weight, adds=True, is_zero_centred=norm.zero_centred)
+            and self.experts.takes_few(x, gate.top_k, beside)
+        ):
+            made = matvec.normed_product(
+                added, x, norm.weight, gate.weight, eps=norm.eps, is_zero_centred=norm.zero_centred
+            )
+            return self.experts.answer(made.normed, gate.of_logits(made.product), beside, made.total)
+        normed, total = norm.after(x, added)
+        return self.onto(total, normed)
+
     def forward(self, x: Tensor) -> Tensor:
         """``[N, hidden]`` -> ``[N, hidden]``."""
         if self.experts.asks_no_host(x):
@@ -243,12 +290,23 @@ class MoE(nn.Module):
         return out + shared
 
     def _at_once(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        beside = self._beside()
+        if self.experts.takes_few(x, self.gate.top_k, beside):
+            return self.experts.answer(x, self.gate.scored(x), beside, residual)
         weights, chosen = self.gate(x)
         made, places = self.experts.spread(x, chosen)
         shared = None if self.shared_expert is None else self.shared_expert(x)
         gate = None if self.shared_expert_gate is None else self.shared_expert_gate.weight[0]
         asked = None if gate is None else x
         return kernels.combine(made, places, weights, shared=shared, x=asked, gate=gate, residual=residual)
+
+    def _beside(self) -> Shared | None:
+        """The shared expert's matrices."""
+        shared, gate = self.shared_expert, self.shared_expert_gate
+        if shared is None:
+            return None
+        matrices = shared.gate_proj.weight, shared.up_proj.weight, shared.down_proj.weight
+        return Shared(*matrices, None if gate is None else gate.weight[0])
 
 
 class SoftmaxMoE(MoE):

@@ -35,9 +35,9 @@ class PreNormBlock(nn.Module):
 
     def forward(self, hidden: Tensor, step: Step) -> Tensor:
         mixed = run_mixer(self.mixer, self.input_layernorm(hidden), step, self.layer)
-        normed, hidden = self.post_attention_layernorm.after(step.kept(hidden), self._scaled(mixed))
         if isinstance(self.mlp, MoE) and self.scale == 1.0:
-            return self.mlp.onto(hidden, normed)
+            return self.mlp.behind(self.post_attention_layernorm, step.kept(hidden), mixed)
+        normed, hidden = self.post_attention_layernorm.after(step.kept(hidden), self._scaled(mixed))
         return hidden + self._scaled(self.mlp(normed))
 
     def _scaled(self, branch: Tensor) -> Tensor:

@@ -89,12 +89,15 @@ class Placed:
 @dataclass
 class _Track:
     """What a plan has given a worker so far: ``compute_s`` without what every step takes, and ``num_tokens``, which say
-    how many steps there are."""
+    how many steps there are. What a step makes leaves when it ends, one entry after the other: ``leaving_s`` is the way
+    of what the last step makes, ``link_s`` when the link is free of all that left before."""
 
     member: Member
     is_combiner: bool
     compute_s: float = field(init=False)
     link_s: float = 0.0
+    leaving_s: float = 0.0
+    last_s: float = 0.0
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -102,23 +105,34 @@ class _Track:
 
     def ends(self, job: Job) -> tuple[float, float, bool]:
         """When the entry would be made and when it would arrive, and whether it would only be sent."""
-        member = self.member
+        member, way_s = self.member, self.member.link.seconds(job.num_bytes)
         steps_s = member.encode.steps_s(self.num_tokens + job.num_tokens)
         encoded = self.compute_s + member.encode.marginal_s(job.num_tokens) + steps_s
         if self.is_combiner:
             return encoded, encoded, False
-        is_fetch = member.rank in job.holders
-        made = (
-            SERVE_S + min(member.queued_s, member.encode.seconds(member.encode.batch_tokens)) if is_fetch else encoded
-        )
-        return made, max(made, self.link_s) + member.link.seconds(job.num_bytes), is_fetch
+        if member.rank in job.holders:
+            made = SERVE_S + min(member.queued_s, member.encode.seconds(member.encode.batch_tokens))
+            return made, max(made, self.link_s) + way_s, True
+        free_s, leaving_s = self._leaving(job)
+        return encoded, max(encoded, free_s) + leaving_s + way_s, False
+
+    def _leaving(self, job: Job) -> tuple[float, float]:
+        """When the link is free of what earlier steps make, and the way of what else the step makes that ends with
+        this job."""
+        batch = self.member.encode.batch_tokens
+        is_new = -(-self.num_tokens // batch) < -(-(self.num_tokens + job.num_tokens) // batch)
+        return (max(self.link_s, self.last_s), 0.0) if is_new else (self.link_s, self.leaving_s)
 
     def take(self, job: Job) -> Placed:
         _, arrival, is_fetch = self.ends(job)
-        if not is_fetch:
+        if is_fetch:
+            self.link_s = arrival
+        else:
+            self.link_s, leaving_s = self._leaving(job)
+            self.leaving_s = leaving_s + self.member.link.seconds(job.num_bytes)
             self.compute_s += self.member.encode.marginal_s(job.num_tokens)
             self.num_tokens += job.num_tokens
-        self.link_s = arrival
+            self.last_s = arrival
         return Placed(job, self.member.rank, is_fetch, arrival)
 
     def receive(self) -> None:

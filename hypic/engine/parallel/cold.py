@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypic.engine.parallel.assign import PLANNERS, Job, Member, Planner, alike
-from hypic.engine.parallel.cost import EncodeCost
+from hypic.engine.parallel.cost import NO_LINK, EncodeCost
 from hypic.engine.parallel.stealing import num_begun, num_to_take
 
 
@@ -112,6 +112,7 @@ def cold_s(
     ``steals``: what was not begun may change hands; only the planner that goes by costs has that.
     """
     workers = [_Worker(member, cost) for member, cost in zip(believed, truth, strict=True)]
+    workers[0].member = replace(workers[0].member, link=NO_LINK)
     return _Cold(workers, PLANNERS[planner], steals and planner == "longest-first").run(jobs)
 
 

@@ -174,6 +174,8 @@ class LinkCost:
         return replace(self, byte_s=(1 - OBSERVED_SHARE) * self.byte_s + OBSERVED_SHARE * seen)
 
 
+# What is made here need not come.
+NO_LINK = LinkCost(0.0, 0.0)
 # What a link is taken for before anything has been sent over it: a loopback connection of a busy machine.
 UNMEASURED_LINK = LinkCost(1e-3, 1e-9)
 

@@ -22,7 +22,7 @@ from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.device_memory import DeviceMemoryTransport
 from hypic.engine.parallel.group import Meeting, is_available
 from hypic.engine.parallel.messages import Cancel, Entry, Greet, Greeted, Refused, Want, Wants
-from hypic.engine.parallel.packing import Spec, digest
+from hypic.engine.parallel.packing import Spec, digest, written
 from hypic.engine.parallel.streams import side_stream
 from hypic.engine.parallel.transport import SocketTransport, Transport
 from hypic.engine.parallel.wire import Wire
@@ -58,7 +58,7 @@ class Answer:
         assert self.lease is not None and isinstance(self.message, Entry), "only an entry is packed"
         try:
             specs, data = self.lease.packed()
-            return replace(self.message, tensors=specs, num_bytes=len(data), digest=digest(data)), data
+            return replace(self.message, tensors=written(specs), num_bytes=len(data), digest=digest(data)), data
         finally:
             self.lease.end()
 

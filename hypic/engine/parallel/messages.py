@@ -154,7 +154,8 @@ class Greeted:
 class Want:
     """Send the entry of a segment: from the store, or encoded now; nobody uses it from ``expires_s`` on.
 
-    ``is_trial``: it is only looked at, and not kept once it was sent.
+    ``is_trial``: it is only looked at, and not kept once it was sent. ``deterministic``: it is for a request that is,
+    and so encoded in a step of its own.
     """
 
     nonce: int
@@ -167,6 +168,7 @@ class Want:
     source: str | None = None
     expires_s: float | None = None
     is_trial: bool = False
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry; its bytes follow on the transport. ``tensors`` are ``(name, type, shape)`` in their order.
+    """An entry; its bytes follow on the transport. ``tensors`` says what they are (``packing.written``).
 
     ``expires_s`` is when whoever sends it stops using it, as ``time.time()`` tells it.
     """
@@ -193,7 +195,7 @@ class Entry:
     nonce: int
     generation: int
     key: str
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...]
+    tensors: str
     num_bytes: int
     digest: int
     encode_s: float

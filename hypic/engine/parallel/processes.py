@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -56,17 +56,17 @@ class Process(Protocol):
 
 
 class LocalProcess:
-    """An interpreter on this host.
+    """An interpreter on this host; ``command`` is what starts it, if that is not this process itself.
 
     Raises:
         WorkerLost: it cannot be started.
     """
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
+    def __init__(self, spec: Mapping[str, Any], command: Sequence[str] = ()) -> None:
         line = json.dumps({"environment": {}, **spec, "path": sys.path}) + "\n"
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                [*command, sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
             )
             assert self._process.stdin is not None, "standard input is a pipe"
             self._process.stdin.write(line.encode())

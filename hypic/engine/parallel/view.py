@@ -31,7 +31,8 @@ State = Literal["met", "connected", "asked", "trusted", "refused"]
 class Peer:
     """One peer. ``promised_s`` is when all that this process asked of it should have come, ``came_s`` when the last
     entry came; ``late`` what it takes over what was predicted, 1 if that is no more; ``busy_s`` for how long its engine
-    was at one step when it was heard; ``num_carried`` counts entries that came over its link."""
+    was at one step when it was heard; ``num_carried`` counts entries that came over its link; ``is_exact``: its entry
+    of the known text was this process's bit by bit."""
 
     hello: Hello
     encode: EncodeCost
@@ -47,6 +48,7 @@ class Peer:
     num_failures: int = 0
     num_carried: int = 0
     state: State = "met"
+    is_exact: bool = False
     carrier: str = ""
 
     @property
@@ -114,6 +116,11 @@ class View:
         asked = {pending.peer for pending in awaited}
         peers = self.peers.items()
         return [rank for rank, p in peers if p.is_able(now) and p.id not in asked and not p.queue_s(now)]
+
+    def is_exact(self, rank: int, num_tokens: int) -> bool:
+        """Whether what a peer encodes in a step of its own has the bits that it would have here."""
+        peer = self.peers[rank]
+        return peer.is_exact and num_tokens <= peer.encode.batch_tokens
 
     def holders(self, key: str, ranks: Iterable[int]) -> frozenset[int]:
         return frozenset(rank for rank in ranks if key in self.peers[rank].held)

@@ -253,8 +253,9 @@ def _check_linear(image: EntryImage, part: LinearPart, shape: LinearShape, layou
 
 
 def _is_like(image: EntryImage, tensor: Tensor, shape: Sequence[int], dtypes: Sequence[torch.dtype]) -> None:
-    found = f"a tensor is {tensor.dtype} {list(tensor.shape)} and should be {dtypes[0]} {list(shape)}"
-    _demand(tuple(tensor.shape) == tuple(shape) and tensor.dtype in dtypes, image, found)
+    if tensor.shape != tuple(shape) or tensor.dtype not in dtypes:  # said of a hundred, so only if it is wrong
+        found = f"a tensor is {tensor.dtype} {list(tensor.shape)} and should be {dtypes[0]} {list(shape)}"
+        _demand(False, image, found)
 
 
 def _demand(holds: bool, image: EntryImage, fault: str) -> None:

@@ -73,15 +73,16 @@ def _convolve(
             total += _find(x, tails, source, pitch, channels, mask, C) * factor.to(tl.float32)
         if SILU:
             total *= tl.sigmoid(total)
-        target = out + rows.to(tl.int64)[:, None] * out_pitch + channels
-        tl.store(target, total.to(out.dtype.element_ty), mask=mask)
+        # A name that both branches assign must have one type, and ``x`` and tails may differ.
+        output = out + rows.to(tl.int64)[:, None] * out_pitch + channels
+        tl.store(output, total.to(out.dtype.element_ty), mask=mask)
     else:
         rows = (block - num_blocks) * ROWS + tl.arange(0, ROWS)
         source = tl.load(write_sources + rows, mask=rows < R, other=_NOTHING)
         mask = (rows < R)[:, None] & (channels < C)
         found = _find(x, tails, source, pitch, channels, mask, C)
-        target = scratch + rows.to(tl.int64)[:, None] * C + channels
-        tl.store(target, found.to(scratch.dtype.element_ty), mask=mask)
+        kept = scratch + rows.to(tl.int64)[:, None] * C + channels
+        tl.store(kept, found.to(scratch.dtype.element_ty), mask=mask)
 
 
 @jit_for_any("R")

@@ -29,7 +29,7 @@ from hypic_kernels.delta.layout import (
     step_config,
 )
 from hypic_kernels.delta.rule import DeltaError, GatedNorm, Maps, Precision, Rule, ScanPrecision, state_dtype
-from hypic_kernels.delta.running import run, runs_here
+from hypic_kernels.delta.running import run, runs_here, settle
 from hypic_kernels.delta.scan import can_scan, gated_norm, scan
 from hypic_kernels.delta.shapes import check_chunks, check_maps, check_norm, check_out, check_pool, check_tokens, fits
 from hypic_kernels.rows import CHUNK, RowArrays, Rows, copy_named, row_arrays
@@ -59,6 +59,7 @@ __all__ = [
     "run",
     "runs_here",
     "scan",
+    "settle",
     "step",
 ]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from hypic_kernels.delta import gathering, layout, solving
+from hypic_kernels.delta import carrying, gathering, layout, solving
 from hypic_kernels.delta import reading as reading_kernel
 from hypic_kernels.delta import scanning as scanning_kernel
 from hypic_kernels.delta import stepping as stepping_kernel
@@ -65,19 +65,30 @@ def _of(case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
         yield f"read {case} {read}", reading_kernel.read(*arguments, read_precision(dtype), read)
     yield from _scans(p, case, every)
     if size == 16:
-        yield from _of_rows(p, case)
+        yield from _of_rows(p, case, every)
         for step in layout.step_candidates(key_dim, value_dim)[:stop]:
             yield f"step {case} {step}", stepping_kernel.step(*p.tokens, pool, *slots, p.rule, p.norm, p.v, step)
 
 
-def _of_rows(p: Problem, case: _Case) -> Iterator[tuple[str, Launch]]:
-    """What stands before and after rows that carry their state."""
-    tokens, gates = p.chunks[0].contiguous(), torch.empty((2, case.size, p.g.shape[1]))
-    q, v = p.q.contiguous(), p.v.contiguous()
+def _of_rows(p: Problem, case: _Case, every: bool) -> Iterator[tuple[str, Launch]]:
+    """Rows that carry their state: what is made of tokens, the walk, and what is made of it."""
+    q, k, v = (x[: case.size].contiguous() for x in (p.q, p.k, p.v))
+    tokens, n, heads = p.chunks[0].contiguous(), case.size, p.v.shape[1]
     yield f"gather {case}", gathering.gather(p.q, tokens, q, 1e-6)
-    yield f"gate {case}", gathering.gate(p.g, p.beta, tokens, p.rule, gates[0], gates[1])
-    n, (heads, values) = case.size, p.v.shape[1:]
-    rows, k = Rows.of((n,)), p.k[:n].contiguous()[None]
-    made = torch.empty((1, n, heads)), k.new_empty((1, n, heads, k.shape[3])), k.new_empty((1, n, heads, values))
-    yield f"solve {case}", solving.solve(k, p.v, gates[:1], gates[1:], rows, *made)
+    gates = torch.empty((2, 1, n, heads))
+    outputs = q, k, gates[0, 0], gates[1, 0]
+    yield f"gather_all {case}", gathering.gather_all((p.q, p.k, p.g, p.beta), tokens, p.rule, outputs)
+    rows, slots = Rows.of((n,), 1), torch.zeros(1, dtype=torch.int32)
+    made = torch.empty((1, n, heads)), k.new_empty((1, n, heads, k.shape[2])), v[None]
+    yield f"solve {case}", solving.solve(k[None], v, gates[0], gates[1], rows, *made)
+    transitions = torch.empty((1, heads, k.shape[2], k.shape[2])), slots
+    ends, kept = torch.zeros((1, 2), dtype=torch.int32), p.states[:1]
+    yield f"settle {case}", carrying.settle(kept, transitions, ends, slots, (slots, slots), p.states)
     yield f"scatter {case}", gathering.scatter(v, tokens, p.norm, p.v)
+    before = p.states.to(case.dtype)[:1, None]
+    if case.dtype != torch.bfloat16:
+        return
+    for config in layout.carry_candidates(case.key_dim, min(SHARED_BYTES.values()))[: None if every else 1]:
+        found = before, torch.empty_like(v[None]), kept
+        launch = carrying.carry(k[None], made, rows, (p.states, slots), found, transitions, config=config)
+        yield f"carry {case} {config}", launch

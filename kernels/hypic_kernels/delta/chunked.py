@@ -4,10 +4,10 @@ fla and Triton are imported only when they are asked for.
 
 With ``G`` the running sum of ``g`` within a chunk, ``w, u`` of every chunk are made at once (``solving.py``, in the
 place of fla's three launches for it); then, chunk after chunk, ``v' = u - w S`` and
-``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of every chunk at once. The transition of a row is the same
-walk from the identity with ``u = 0``. Operands of products are bfloat16, sums float32, the state between chunks
-float32; so a result is off by some 2^-9 of its size, as fla's own are. Decays between tokens are differences of running
-sums, which one of less than some -1000 in a chunk would blur.
+``S = e^G_C S + k^T (e^(G_C - G) v')``; then the outputs of every chunk at once. Where transitions or states within
+rows are wanted, the walk is our own (``carrying.py``). Operands of products are bfloat16, sums and the state between
+chunks float32; so a result is off by some 2^-9 of its size, as fla's own are. Decays between tokens are differences of
+running sums, which one of less than some -1000 in a chunk would blur.
 """
 
 from __future__ import annotations
@@ -122,16 +122,14 @@ class Gathered(NamedTuple):
 
 
 def gathered(q: Tensor, k: Tensor, g: Tensor, beta: Tensor, rows: Rows, rule: Rule) -> Gathered:
-    """By this package's kernels; ``g`` becomes the logarithm of the decay."""
+    """By this package's kernel; ``g`` becomes the logarithm of the decay."""
     from hypic_kernels.delta import gathering
 
-    size, eps = len(rows.tokens), rule.eps if rule.normalise else None
-    heads = [x.new_empty((1, size, *x.shape[1:])) for x in (q, k)]
-    gates = [g.new_empty((1, size, g.shape[1]), dtype=torch.float32) for _ in range(2)]
-    for x, out in zip((q, k), heads, strict=True):
-        gathering.gather(x, rows.tokens, out, eps).run()
-    gathering.gate(g, beta, rows.tokens, rule, *gates).run()
-    return Gathered(*heads, *gates)
+    size = len(rows.tokens)
+    heads = q.new_empty((2, size, *q.shape[1:]))
+    gates = g.new_empty((2, size, g.shape[1]), dtype=torch.float32)
+    gathering.gather_all((q, k, g, beta), rows.tokens, rule, (heads[0], heads[1], gates[0], gates[1])).run()
+    return Gathered(heads[:1], heads[1:], gates[:1], gates[1:])
 
 
 class Chunked(NamedTuple):
@@ -168,31 +166,51 @@ def chunked_by_fla(x: Gathered, v: Tensor, rows: Rows) -> Chunked:
     return Chunked(g, w, u)
 
 
-def walked(x: Gathered, made: Chunked, rows: Rows, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """States before chunks ``[1, M, Hv, K, V]``, corrected values ``[1, n, Hv, V]``, final states ``[R, Hv, K, V]``."""
+class Walked(NamedTuple):
+    """States before chunks ``[1, M, Hv, K, V]`` and corrected values ``[1, n, Hv, V]``, rounded; states that are kept
+    ``[P + R, Hv, K, V]``, those that are marked and those at rows' ends; and transitions."""
+
+    states: Tensor
+    values: Tensor
+    kept: Tensor
+    transitions: Tensor
+
+
+Slotted = tuple[Tensor, Tensor]
+"""A pool of states or transitions, and which of them are meant."""
+
+
+def walked(x: Gathered, made: Chunked, rows: Rows, initial: Slotted, into: Slotted | None = None) -> Walked:
+    """Of rows from ``initial``; transitions go to ``into``, or to a tensor of their own. Rows of which nothing but the
+    end is wanted are walked by fla."""
+    if not rows.num_folds and not rows.num_marks:
+        return walked_by_fla(x, made, rows, initial)
+    from hypic_kernels.delta import carrying
+
+    num_heads, key_dim, value_dim = *made.w.shape[2:], made.u.shape[3]
+    sizes = (num_heads, key_dim, value_dim)
+    before, values = x.k.new_empty((1, len(rows.chunk_indices), *sizes)), torch.empty_like(made.u)
+    kept = initial[0].new_empty((rows.num_marks + rows.num_rows, *sizes), dtype=torch.float32)
+    if into is None:
+        slots = torch.arange(rows.num_folds, dtype=torch.int32, device=kept.device)
+        into = kept.new_empty((rows.num_folds, num_heads, key_dim, key_dim)), slots
+    carrying.carry(x.k, made, rows, initial, (before, values, kept), into).run()
+    return Walked(before, values, kept, into[0])
+
+
+def walked_by_fla(x: Gathered, made: Chunked, rows: Rows, initial: Slotted) -> Walked:
+    """The same without marks and folds."""
     states, values, final = _known().states(
-        k=x.k, w=made.w, u=made.u, g=made.g, initial_state=initial, output_final_state=True, **_placed(rows)
-    )
-    assert values is not None, "corrected values were asked for"
-    return states, values, final
-
-
-def transitions(x: Gathered, made: Chunked, rows: Rows) -> Tensor:
-    """``T [F, Hv, K, K]`` of the first rows: the walk from the identity, with no values to add."""
-    folds, (num_heads, size) = rows.folds(), made.w.shape[2:]
-    unit = torch.eye(size, dtype=torch.float32, device=made.w.device).expand(rows.num_folds, num_heads, size, size)
-    nothing = made.u.new_zeros((1, rows.num_fold_tokens, num_heads, size))
-    _, _, found = _known().states(
         k=x.k,
         w=made.w,
-        u=nothing,
+        u=made.u,
         g=made.g,
-        initial_state=unit.contiguous(),
+        initial_state=initial[0].index_select(0, initial[1]),
         output_final_state=True,
-        save_new_value=False,
-        **_placed(folds),
+        **_placed(rows),
     )
-    return found
+    assert values is not None, "corrected values were asked for"
+    return Walked(states, values, final, final.new_empty((0, *final.shape[1:3], final.shape[2])))
 
 
 def outputs(x: Gathered, made: Chunked, rows: Rows, states: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -208,10 +226,11 @@ def run(
     g: Tensor,
     beta: Tensor,
     rows: Rows,
-    initial: Tensor,
+    initial: Slotted,
     rule: Rule,
     norm: GatedNorm | None,
     out: Tensor,
+    into: Slotted | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The twin of ``reference.run`` and ``reference.normed``, into the rows of ``out`` that ``rows`` names."""
     from hypic_kernels.delta import gathering
@@ -219,12 +238,10 @@ def run(
     with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
         x = gathered(q, k, g, beta, rows, rule)
         made = chunked(x, v, rows)
-        states, values, final = walked(x, made, rows, initial)
-        found = outputs(x, made, rows, states, values, rule.scale)
-        gathering.scatter(found, rows.tokens, norm, out).run()
-        if not rows.num_folds:
-            return final, final.new_empty((0, *final.shape[1:2], k.shape[2], k.shape[2]))
-        return final, transitions(x, made, rows)
+        found = walked(x, made, rows, initial, into)
+        outputs_of = outputs(x, made, rows, found.states, found.values, rule.scale)
+        gathering.scatter(outputs_of, rows.tokens, norm, out).run()
+        return found.kept, found.transitions
 
 
 def _known() -> Pieces:

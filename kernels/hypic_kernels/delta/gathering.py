@@ -1,7 +1,7 @@
 """What stands before and after chunked kernels that read tokens side by side: gathering, norms, gates, scattering.
 
-One pass over memory each. ``gather`` brings a layer's heads, views of a wider projection, into the order of rows and
-normalises them on the way; ``gate`` gives decays and strengths in that order; ``scatter`` puts outputs back where their
+One pass over memory each. ``gather_all`` brings a layer's heads, views of a wider projection, into the order of rows,
+normalises them on the way, and gives decays and strengths in that order; ``scatter`` puts outputs back where their
 tokens stand, through the gated norm.
 """
 
@@ -12,9 +12,37 @@ from torch import Tensor
 from hypic_kernels.delta.layout import padded
 from hypic_kernels.delta.parts import gated, gates
 from hypic_kernels.delta.rule import GatedNorm, Rule
-from hypic_kernels.launch import Launch, jit_for_any
+from hypic_kernels.launch import Launch, jit, jit_for_any
 
 ROWS = 32
+
+
+@jit
+def _heads(
+    x: tl.tensor,
+    tokens: tl.tensor,
+    out: tl.tensor,
+    program: tl.tensor,
+    n: tl.tensor,
+    H: tl.tensor,
+    x_token: tl.tensor,
+    x_head: tl.tensor,
+    eps: tl.tensor,
+    D: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One head of ``ROWS`` places."""
+    head, places = program % H, program // H * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)[None, :]
+    inside = (places < n)[:, None] & (columns < D)
+    token = tl.load(tokens + places, mask=places < n, other=-1).to(tl.int64)[:, None]
+    tile = tl.load(x + token * x_token + head * x_head + columns, mask=inside & (token >= 0), other=0.0).to(tl.float32)
+    if NORMALISE:
+        tile *= tl.rsqrt(tl.sum(tile * tile, axis=1) + eps)[:, None]
+    target = out + (places.to(tl.int64)[:, None] * H + head) * D + columns
+    tl.store(target, tile.to(out.dtype.element_ty), mask=inside)
 
 
 @jit_for_any("n")
@@ -32,49 +60,63 @@ def _gather(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    program = tl.program_id(0)
-    head, places = program % H, program // H * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)[None, :]
-    inside = (places < n)[:, None] & (columns < D)
-    token = tl.load(tokens + places, mask=places < n, other=0).to(tl.int64)[:, None]
-    tile = tl.load(x + token * x_token + head * x_head + columns, mask=inside, other=0.0).to(tl.float32)
-    if NORMALISE:
-        tile *= tl.rsqrt(tl.sum(tile * tile, axis=1) + eps)[:, None]
-    target = out + (places.to(tl.int64)[:, None] * H + head) * D + columns
-    tl.store(target, tile.to(out.dtype.element_ty), mask=inside)
+    _heads(x, tokens, out, tl.program_id(0), n, H, x_token, x_head, eps, D, NORMALISE, ROWS, BLOCK)
 
 
-@jit_for_any("n")
-def _gate(
+@jit_for_any("n", "num_programs")
+def _gather_all(
+    q: tl.tensor,
+    k: tl.tensor,
     g: tl.tensor,
     beta: tl.tensor,
     A_log: tl.tensor,
     dt_bias: tl.tensor,
     tokens: tl.tensor,
+    q_out: tl.tensor,
+    k_out: tl.tensor,
     g_out: tl.tensor,
     beta_out: tl.tensor,
     n: tl.tensor,
+    num_programs: tl.tensor,
+    key_heads: tl.tensor,
     H: tl.tensor,
+    q_token: tl.tensor,
+    q_head: tl.tensor,
+    k_token: tl.tensor,
+    k_head: tl.tensor,
     g_token: tl.tensor,
     g_head: tl.tensor,
     beta_token: tl.tensor,
     beta_head: tl.tensor,
+    eps: tl.tensor,
     beta_scale: tl.tensor,
+    K: tl.constexpr,
+    NORMALISE: tl.constexpr,
     RAW: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCK_H: tl.constexpr,
 ) -> None:
-    places, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)[None, :]
-    real = (places < n)[:, None] & (columns < H)
-    token = tl.load(tokens + places, mask=places < n, other=0).to(tl.int64)[:, None]
-    head = tl.minimum(columns, H - 1)
-    decay, strength = gates(
-        g, beta, A_log, dt_bias, token * g_token + head * g_head, token * beta_token + head * beta_head, head, real,
-        beta_scale, RAW,
-    )  # fmt: skip
-    target = places.to(tl.int64)[:, None] * H + columns
-    tl.store(g_out + target, decay, mask=real)
-    tl.store(beta_out + target, strength, mask=real)
+    """``num_programs`` take heads of q, as many those of k, the others gates."""
+    program = tl.program_id(0)
+    if program < num_programs:
+        _heads(q, tokens, q_out, program, n, key_heads, q_token, q_head, eps, K, NORMALISE, ROWS, BLOCK)
+    elif program < 2 * num_programs:
+        own = program - num_programs
+        _heads(k, tokens, k_out, own, n, key_heads, k_token, k_head, eps, K, NORMALISE, ROWS, BLOCK)
+    else:
+        places = (program - 2 * num_programs) * ROWS + tl.arange(0, ROWS)
+        columns = tl.arange(0, BLOCK_H)[None, :]
+        inside = (places < n)[:, None] & (columns < H)
+        token = tl.load(tokens + places, mask=places < n, other=-1).to(tl.int64)[:, None]
+        head = tl.minimum(columns, H - 1)
+        decay, strength = gates(
+            g, beta, A_log, dt_bias, token * g_token + head * g_head, token * beta_token + head * beta_head, head,
+            inside & (token >= 0), beta_scale, RAW,
+        )  # fmt: skip
+        target = places.to(tl.int64)[:, None] * H + columns
+        tl.store(g_out + target, decay, mask=inside)
+        tl.store(beta_out + target, strength, mask=inside)
 
 
 @jit_for_any("n")
@@ -99,8 +141,8 @@ def _scatter(
     program = tl.program_id(0)
     head, places = program % H, program // H * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)[None, :]
-    inside = (places < n)[:, None] & (columns < V)
-    token = tl.load(tokens + places, mask=places < n, other=0).to(tl.int64)[:, None]
+    token = tl.load(tokens + places, mask=places < n, other=-1).to(tl.int64)[:, None]
+    inside = (token >= 0) & (columns < V)
     source = x + (places.to(tl.int64)[:, None] * H + head) * V + columns
     total = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     if NORM:
@@ -117,19 +159,30 @@ def gather(x: Tensor, tokens: Tensor, out: Tensor, eps: float | None) -> Launch:
     return Launch(_gather, (-(-len(tokens) // ROWS) * num_heads,), arguments, constants, 4)
 
 
-def gate(g: Tensor, beta: Tensor, tokens: Tensor, rule: Rule, g_out: Tensor, beta_out: Tensor) -> Launch:
-    """Logarithms of decays, and strengths, ``[n, H]`` in float32, in the order of ``tokens``."""
-    num_heads, is_raw = g.shape[1], rule.A_log is not None
+Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def gather_all(tensors: Four, tokens: Tensor, rule: Rule, out: Four) -> Launch:
+    """``q, k [N, Hk, K]`` and ``g, beta [N, H]`` in the order of ``tokens``, q and k normalised if the rule says so,
+    gates as logarithms of decays and as strengths in float32; zeros where there is no token."""
+    q, k, g, beta = tensors
+    (num_heads, size), is_raw, n = q.shape[1:], rule.A_log is not None, len(tokens)
+    raw = (rule.A_log, rule.dt_bias) if is_raw else (out[2], out[2])
+    blocks = -(-n // ROWS)
     arguments = (
-        g, beta, rule.A_log if is_raw else g_out, rule.dt_bias if is_raw else g_out, tokens, g_out, beta_out,
-        len(tokens), num_heads, *g.stride(), *beta.stride(), rule.beta_scale,
+        *tensors, *raw, tokens, *out, n, blocks * num_heads, num_heads, g.shape[1], *q.stride()[:2], *k.stride()[:2],
+        *g.stride(), *beta.stride(), rule.eps, rule.beta_scale,
     )  # fmt: skip
-    constants = {"RAW": is_raw, "ROWS": ROWS, "BLOCK": padded(num_heads)}
-    return Launch(_gate, (-(-len(tokens) // ROWS),), arguments, constants, 4)
+    constants = {
+        "K": size, "NORMALISE": rule.normalise, "RAW": is_raw, "ROWS": ROWS, "BLOCK": padded(size),
+        "BLOCK_H": padded(g.shape[1]),
+    }  # fmt: skip
+    return Launch(_gather_all, (blocks * (2 * num_heads + 1),), arguments, constants, 4)
 
 
 def scatter(x: Tensor, tokens: Tensor, norm: GatedNorm | None, out: Tensor) -> Launch:
-    """``out[tokens[i]] = x[i]``, normed and gated; other rows of ``out [N, H, V]`` are left as they are."""
+    """``out[tokens[i]] = x[i]``, normed and gated, where there is a token; other rows of ``out [N, H, V]`` stay as they
+    are."""
     num_heads, size = out.shape[1:]
     z, weight, eps = (out, out, 0.0) if norm is None else (norm.z, norm.weight, norm.eps)
     arguments = (x, tokens, out, z, weight, len(tokens), num_heads, *out.stride()[:2], *z.stride()[:2], eps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -54,6 +55,33 @@ class StepConfig(NamedTuple):
     block_v: int
     num_warps: int
     num_stages: int
+
+
+class CarryConfig(NamedTuple):
+    """``block`` columns of a state or transition at a time; loads of ``num_stages`` chunks are under way."""
+
+    block: int
+    num_warps: int
+    num_stages: int
+
+
+def carry_config(key_dim: int) -> CarryConfig:
+    """As near to what fla's measurements chose for its walk as lets two programs run on a multiprocessor; wide heads
+    have no room for a second stage on every chip. Not measured: ``bench`` times the others."""
+    return CarryConfig(32, 4, 2 if key_dim <= 128 else 1)
+
+
+def carry_candidates(key_dim: int, room: int) -> list[CarryConfig]:
+    """Layouts to be measured that fit into ``room`` bytes of shared memory with bfloat16, the default first."""
+    default = carry_config(key_dim)
+    layouts = (CarryConfig(*sizes) for sizes in product((32, 64, 128), (4, 8), (1, 2, 3)))
+    return [default, *(x for x in layouts if x != default and _carry_bytes(key_dim, x) <= room)]
+
+
+def _carry_bytes(key_dim: int, config: CarryConfig) -> int:
+    """At most: keys, ``w`` and values of every stage, a state as it is multiplied, and values on their way."""
+    size, tokens = padded(key_dim), 64
+    return 2 * (config.num_stages * tokens * (2 * size + config.block) + (size + tokens) * config.block) + 1024
 
 
 def default_precision(dtype: torch.dtype) -> Precision:

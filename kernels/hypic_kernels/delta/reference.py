@@ -7,6 +7,8 @@ The gated delta rule (arXiv 2412.06464) is ``S_t = a_t (I - beta_t k_t k_t^T) S_
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -101,27 +103,48 @@ def _picked(states: Tensor, places: Tensor | None) -> Tensor:
 def run(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rows: Rows, initial: Tensor, rule: Rule
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs ``[n, Hv, V]`` in the order of rows, without the norm; final states and transitions, as in
-    ``hypic_kernels.delta.run``. Chunks are lifted some at a time and walked one by one."""
-    chunks, bounds = _chunks_of(rows), rows.chunk_offsets.tolist()
-    begins = {first: row for row, first in enumerate(bounds[:-1])}
-    outputs, ends, products = [], [], []
-    state = product = torch.empty(0)
+    """Outputs ``[n, Hv, V]`` of the rows' tokens in their order, without the norm; states that are kept and
+    transitions, as in ``hypic_kernels.delta.run``, from ``initial [R, Hv, K, V]``. Chunks are lifted some at a time and
+    walked one by one."""
+    chunks, rows_of = _chunks_of(rows), rows.chunk_indices.tolist()
+    marks, marked = rows.marks.tolist(), dict[int, Tensor]()
+    outputs, steps, ends = list[Tensor](), list[Tensor](), list[Tensor]()
+    state = torch.empty(0)
     for part in torch.split(torch.arange(len(chunks)), 64):
         maps = lift(q, k, v, g, beta, chunks[part.to(chunks.device)], rule)
         for number, chunk in enumerate(part.tolist()):
-            transition, row = maps.transition[number], begins.get(chunk)
-            if row is not None:
-                state = initial[row].to(transition.dtype)
-                product = torch.eye(transition.shape[-1], dtype=transition.dtype, device=transition.device)
+            row, within = rows_of[chunk]
+            state = initial[row].to(maps.query.dtype) if within == 0 else state
+            marked[marks[chunk]] = state
+            steps.append(maps.transition[number])
             outputs.append(maps.query[number] @ state + maps.offset[number])
-            state, product = transition @ state + maps.end_state[number], transition @ product
-            if chunk + 1 in begins or chunk + 1 == len(chunks):
+            state = steps[-1] @ state + maps.end_state[number]
+            if chunk + 1 == len(chunks) or rows_of[chunk + 1][0] != row:
                 ends.append(state)
-                products.append(product)
-    kept = torch.stack(outputs).transpose(1, 2)[chunks >= 0]
-    folds = torch.stack(products)[: rows.num_folds]
-    return kept, torch.stack(ends), folds
+    kept = torch.stack([*(marked[mark] for mark in range(rows.num_marks)), *ends])
+    folds = [_product(steps[first:end]) for first, end in rows.folds.tolist()]
+    transitions = torch.stack(folds) if folds else kept.new_empty((0, *kept.shape[1:3], kept.shape[2]))
+    return torch.stack(outputs).transpose(1, 2)[chunks >= 0], kept, transitions
+
+
+def settle(
+    kept: Tensor,
+    transitions: tuple[Tensor, Tensor],
+    ends: Tensor,
+    fold_slots: Tensor,
+    writes: tuple[Tensor, Tensor],
+    states: Tensor,
+) -> None:
+    """Arguments as in ``hypic_kernels.delta.settle``."""
+    starts, stops = kept[ends.long()].unbind(1)
+    alone = stops - transitions[0][transitions[1].long()].to(kept.dtype) @ starts
+    states.index_copy_(0, fold_slots.long(), alone.to(states.dtype))
+    states.index_copy_(0, writes[1].long(), kept[writes[0].long()].to(states.dtype))
+
+
+def _product(steps: Sequence[Tensor]) -> Tensor:
+    """Of maps in their order, the last from the left."""
+    return functools.reduce(lambda product, step: step @ product, steps)
 
 
 def _chunks_of(rows: Rows) -> Tensor:

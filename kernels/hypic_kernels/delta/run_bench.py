@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hypic_kernels import compose, delta
-from hypic_kernels.delta import chunked, gathering, reference
+from hypic_kernels.delta import carrying, chunked, gathering, reference
+from hypic_kernels.delta.backend import shared_bytes
+from hypic_kernels.delta.layout import CarryConfig, carry_candidates
 from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.delta.rule import TOLERANCE
 from hypic_kernels.rows import CHUNK, Rows
@@ -35,7 +37,7 @@ class Case(NamedTuple):
     num_folds: int
 
 
-CASES = (Case("whole", (16512,), 0), Case("encodes", (1024,) * 16, 16))
+CASES = (Case("whole", (16512,), 0), Case("encodes", (1024,) * 16, 16), Case("few", (512,) * 4, 4))
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,15 @@ class Work:
     def by_fla(self) -> tuple[Tensor, ...]:
         """Outputs, final states, transitions and end states alone."""
         p = self.problem
-        final, transitions = chunked.run(*p.tokens, self.rows, self.initial, p.rule, p.norm, self.out)
+        final, transitions = chunked.run(*p.tokens, self.rows, self.slotted, p.rule, p.norm, self.out)
         if not self.rows.num_folds:
             return self.out, final
         end = torch.baddbmm(final.flatten(0, 1), transitions.flatten(0, 1), self.initial.flatten(0, 1), alpha=-1)
         return self.out, final, transitions, end.view(final.shape)
+
+    @property
+    def slotted(self) -> chunked.Slotted:
+        return self.initial, torch.arange(len(self.initial), dtype=torch.int32, device=self.initial.device)
 
     def by_maps(self) -> tuple[Tensor, ...]:
         """The same by lift, compose, read and fold."""
@@ -96,17 +102,37 @@ class Work:
         q, k, v, g, beta = p.tokens
         x = chunked.gathered(q, k, g, beta, rows, p.rule)
         made = chunked.chunked(x, v, rows)
-        states, values, _ = chunked.walked(x, made, rows, self.initial)
-        found = chunked.outputs(x, made, rows, states, values, p.rule.scale)
+        initial = self.slotted
+        walked = chunked.walked(x, made, rows, initial)
+        found = chunked.outputs(x, made, rows, walked.states, walked.values, p.rule.scale)
+        plain, into = replace(rows, folds=rows.folds[:0]), (walked.transitions, initial[1][: rows.num_folds])
         return {
             "gather": lambda: chunked.gathered(q, k, g, beta, rows, p.rule),
             "chunks": lambda: chunked.chunked(x, v, rows),
             "chunks by fla": lambda: chunked.chunked_by_fla(x, v, rows),
-            "states": lambda: chunked.walked(x, made, rows, self.initial),
-            "outputs": lambda: chunked.outputs(x, made, rows, states, values, p.rule.scale),
+            "states by fla": lambda: chunked.walked_by_fla(x, made, plain, initial),
+            "outputs": lambda: chunked.outputs(x, made, rows, walked.states, walked.values, p.rule.scale),
             "scatter": lambda: gathering.scatter(found, rows.tokens, p.norm, self.out).run(),
-            **({"transitions": lambda: chunked.transitions(x, made, rows)} if rows.num_folds else {}),
+            "settle": self._settled(walked.kept, into),
+            **{f"walk {config}": self._walk(x, made, walked, into, config) for config in self._layouts()},
         }
+
+    def _layouts(self) -> list[CarryConfig]:
+        return carry_candidates(self.initial.shape[2], shared_bytes(self.initial.device))
+
+    def _walk(
+        self, x: chunked.Gathered, made: chunked.Chunked, walked: chunked.Walked, into: chunked.Slotted, c: CarryConfig
+    ) -> Callable[[], object]:
+        """States and transitions in one launch, in a layout."""
+        initial, found = self.slotted, (walked.states, walked.values, walked.kept)
+        return lambda: carrying.carry(x.k, made, self.rows, initial, found, into, config=c).run()
+
+    def _settled(self, kept: Tensor, into: chunked.Slotted) -> Callable[[], object]:
+        """Maps of folds and final states, into a pool."""
+        states, places = torch.empty_like(kept), self.slotted[1]
+        ends = torch.stack([places, places], 1)[: self.rows.num_folds]
+        arguments = kept, into, ends, places[: len(ends)], (places, places), states
+        return lambda: carrying.settle(*arguments).run()
 
 
 def rows(heads: tuple[int, int], dims: tuple[int, int], repeats: int) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from hypic_kernels import available, interpreted
 from hypic_kernels.delta import chunked, reference
-from hypic_kernels.delta.check import RunVariant
-from hypic_kernels.delta.rule import DeltaError, GatedNorm, Rule
-from hypic_kernels.delta.shapes import check_norm, check_rows, check_tokens, fits
+from hypic_kernels.delta.backend import Backend, takes_kernel
+from hypic_kernels.delta.check import RunVariant, SettleVariant
+from hypic_kernels.delta.rule import DeltaError, GatedNorm, Rule, state_dtype
+from hypic_kernels.delta.shapes import check_into, check_norm, check_rows, check_tokens, fits
 from hypic_kernels.rows import Rows
 from hypic_kernels.trust import is_trusted
 
@@ -29,37 +30,77 @@ def run(
     initial: Tensor,
     out: Tensor,
     *,
+    slots: Tensor | None = None,
+    into: tuple[Tensor, Tensor] | None = None,
     rule: Rule = Rule(),
     norm: GatedNorm | None = None,
     backend: RunBackend = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Rows of tokens, each from its own state: final states ``[R, Hv, K, V]`` and transitions ``[F, Hv, K, K]``.
+    """Rows of tokens, each from its own state: states that are kept ``[P + R, Hv, K, V]`` and transitions
+    ``[F, Hv, K, K]``.
 
-    Tokens as in ``lift``; ``rows`` names them and says of how many rows, ``F``, the transition is wanted: the first.
-    ``initial [R, Hv, K, V]`` are the states before. Outputs go to the rows of ``out [N, Hv, V]`` that are named, of any
-    floating type, through ``norm``; others are left as they are. States are float32 (float64 by the reference, if an
-    input is). With ``T`` the transition of a row, its end state alone is ``final - T initial``.
+    Tokens as in ``lift``; ``rows`` names them and says before which of its chunks the state is kept, ``P`` of them, and
+    of which chunks the transition is wanted; states after each of the ``R`` rows follow. ``initial [R, Hv, K, V]`` are
+    the states before, or a pool in which they are at ``slots [R]`` int32. Outputs go to the rows of ``out [N, Hv, V]``
+    that are named, of any floating type, through ``norm``; others are left as they are. Transitions are returned, or
+    written ``into`` a pool ``[S, Hv, K, K]`` at slots ``[F]`` int32, which is then returned. States are float32
+    (float64 by the reference, if an input is). With ``T`` the transition of some chunks, their end state alone is
+    ``end - T start``: see ``settle``.
 
-    fla's kernels multiply bfloat16 and add float32, and a state is rounded to bfloat16 wherever it is multiplied:
-    errors of some 2^-9 of the result. ``"auto"`` takes them where ``runs_here`` says so, and the reference elsewhere.
+    fla's kernels, and ours, multiply bfloat16 and add float32, and a state is rounded to bfloat16 wherever it is
+    multiplied: errors of some 2^-9 of the result. ``"auto"`` takes them where ``runs_here`` says so, and the reference
+    elsewhere.
 
     Raises:
         DeltaError: shapes or types do not fit, or fla is asked for and cannot run.
     """
     check_tokens(q, k, v, g, beta, rule)
-    check_rows(rows, initial, k, v)
+    check_rows(rows, initial, k, v, slots)
+    check_into(into, rows, v, k)
     fits("out", out, tuple(v.shape))
     check_norm(norm, out)
     variant = _variant(q, v, rule, norm)
     if backend == "fla" and not _could_run(variant):
         raise DeltaError(f"fla's kernels take bfloat16 on a CUDA device, not {q.dtype} on {q.device.type}.")
     if backend == "fla" or (backend == "auto" and _takes_fla(variant, (q, k, v, g, beta))):
-        return chunked.run(q, k, v, g, beta, rows, initial, rule, norm, out)
-    plain, final, transitions = reference.run(q, k, v, g, beta, rows, initial, rule)
-    places = rows.tokens.long()
+        if slots is None:
+            slots = torch.arange(rows.num_rows, dtype=torch.int32, device=initial.device)
+        return chunked.run(q, k, v, g, beta, rows, (initial, slots), rule, norm, out, into)
+    before = initial if slots is None else initial.index_select(0, slots)
+    plain, kept, transitions = reference.run(q, k, v, g, beta, rows, before, rule)
+    places = rows.tokens[rows.tokens >= 0].long()
     picked = None if norm is None else GatedNorm(norm.z[places], norm.weight, norm.eps)
     out.index_copy_(0, places, reference.normed(plain, picked).to(out.dtype))
-    return final, transitions
+    if into is None:
+        return kept, transitions
+    return kept, into[0].index_copy_(0, into[1].long(), transitions.to(into[0].dtype))
+
+
+def settle(
+    kept: Tensor,
+    transitions: tuple[Tensor, Tensor],
+    ends: Tensor,
+    fold_slots: Tensor,
+    writes: tuple[Tensor, Tensor],
+    states: Tensor,
+    *,
+    backend: Backend = "auto",
+) -> None:
+    """What ``run`` kept, into slots of ``states [S, Hv, K, V]``; slots and places are int32.
+
+    Fold ``f``, which led from ``kept[ends[f, 0]]`` to ``kept[ends[f, 1]]``, has the transition
+    ``transitions[0][transitions[1][f]]``; its end state from nothing, ``kept[end] - T kept[start]``, goes to slot
+    ``fold_slots[f]``, products carrying about as many digits as float32. Besides, ``writes``, places in ``kept`` and
+    slots, are copied. No slot is named twice.
+    """
+    dtype = state_dtype(kept, states, transitions[0])
+    by_kernel = takes_kernel(backend, dtype, (kept, states, transitions[0]))
+    if by_kernel and (backend == "triton" or is_trusted(SettleVariant.of(kept, states))):
+        from hypic_kernels.delta import carrying
+
+        carrying.settle(kept, transitions, ends, fold_slots, writes, states).run()
+        return
+    reference.settle(kept, transitions, ends, fold_slots, writes, states)
 
 
 def runs_here(

@@ -90,16 +90,27 @@ def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_s
     check_integers("write_slots", write_slots, (num_tokens,))
 
 
-def check_rows(rows: Rows, initial: Tensor, k: Tensor, v: Tensor) -> None:
-    if not 0 <= rows.num_folds <= rows.num_rows:
-        raise DeltaError(f"transitions are wanted of {rows.num_folds} rows; there are {rows.num_rows}.")
+def check_rows(rows: Rows, initial: Tensor, k: Tensor, v: Tensor, slots: Tensor | None) -> None:
+    num_chunks = len(rows.chunk_indices)
     check_integers("rows.tokens", rows.tokens, (len(rows.tokens),))
     check_integers("rows.cu_seqlens", rows.cu_seqlens, (rows.num_rows + 1,))
-    check_integers("rows.chunk_indices", rows.chunk_indices, (len(rows.chunk_indices), 2))
+    check_integers("rows.chunk_indices", rows.chunk_indices, (num_chunks, 2))
     check_integers("rows.chunk_offsets", rows.chunk_offsets, (rows.num_rows + 1,))
-    fits("initial", initial, (rows.num_rows, v.shape[1], k.shape[2], v.shape[2]))
+    check_integers("rows.folds", rows.folds, (rows.num_folds, 2))
+    check_integers("rows.marks", rows.marks, (num_chunks,))
+    if not 0 <= rows.num_marks <= num_chunks:
+        raise DeltaError(f"{rows.num_marks} states before chunks are wanted; there are {num_chunks} chunks.")
+    fits("initial", initial, (rows.num_rows if slots is None else len(initial), v.shape[1], k.shape[2], v.shape[2]))
     if not initial.is_contiguous():
         raise DeltaError("initial must be contiguous.")
+    if slots is not None:
+        check_integers("slots", slots, (rows.num_rows,))
+
+
+def check_into(into: tuple[Tensor, Tensor] | None, rows: Rows, v: Tensor, k: Tensor) -> None:
+    if into is not None:
+        _check_rows("into", into[0], 0, (v.shape[1], k.shape[2], k.shape[2]))
+        check_integers("into[1]", into[1], (rows.num_folds,))
 
 
 def check_scan(

@@ -44,6 +44,8 @@ def _put(
     scale_lower: tl.tensor,
     real_upper: tl.tensor,
     real_lower: tl.tensor,
+    has_upper: tl.tensor,
+    has_lower: tl.tensor,
     upper: tl.tensor,
     lower: tl.tensor,
     corner: tl.tensor,
@@ -54,15 +56,17 @@ def _put(
     BLOCK: tl.constexpr,
     INNER: tl.constexpr,
 ) -> None:
-    """``(I + A)^-1`` times the scaled rows of x, block of columns by block."""
+    """``(I + A)^-1`` times the scaled rows of x, block of columns by block; rows that x does not have are zero."""
     kind = out.dtype.element_ty
     for start in tl.range(0, SIZE, BLOCK, num_stages=1):
         columns = (start + tl.arange(0, BLOCK))[None, :]
         in_upper, in_lower = real_upper[:, None] & (columns < SIZE), real_lower[:, None] & (columns < SIZE)
-        first = tl.load(x + x_upper[:, None] + columns, mask=in_upper, other=0.0).to(tl.float32) * scale_upper[:, None]
+        first = tl.load(x + x_upper[:, None] + columns, mask=in_upper & has_upper[:, None], other=0.0)
+        first = first.to(tl.float32) * scale_upper[:, None]
         first = tl.dot(upper, first.to(kind), input_precision=INNER).to(kind)
         tl.store(out + out_upper[:, None] + columns, first, mask=in_upper)
-        then = tl.load(x + x_lower[:, None] + columns, mask=in_lower, other=0.0).to(tl.float32) * scale_lower[:, None]
+        then = tl.load(x + x_lower[:, None] + columns, mask=in_lower & has_lower[:, None], other=0.0)
+        then = then.to(tl.float32) * scale_lower[:, None]
         then -= tl.dot(corner, first, input_precision=INNER)
         then = tl.dot(lower, then.to(kind), input_precision=INNER)
         tl.store(out + out_lower[:, None] + columns, then.to(kind), mask=in_lower)
@@ -129,15 +133,16 @@ def _solve(
 
     kind = k.dtype.element_ty
     upper, lower, corner = upper.to(kind), lower.to(kind), corner.to(kind)
-    token = tl.load(tokens + places, mask=real, other=0).to(tl.int64)
-    l_token = tl.load(tokens + places + HALF, mask=l_real, other=0).to(tl.int64)
+    token = tl.load(tokens + places, mask=real, other=-1).to(tl.int64)
+    l_token = tl.load(tokens + places + HALF, mask=l_real, other=-1).to(tl.int64)
     _put(
         v, token * v_token + head * v_head, l_token * v_token + head * v_head, strength, l_strength, real, l_real,
-        upper, lower, corner, u, (place * H + head) * V, (l_place * H + head) * V, V, BLOCK_V, INNER,
+        token >= 0, l_token >= 0, upper, lower, corner, u, (place * H + head) * V, (l_place * H + head) * V, V,
+        BLOCK_V, INNER,
     )  # fmt: skip
     _put(
-        k, k_upper, k_lower, strength * tl.exp(sum), l_strength * tl.exp(total + l_sum), real, l_real, upper, lower,
-        corner, w, (place * H + head) * K, (l_place * H + head) * K, K, BLOCK_K, INNER,
+        k, k_upper, k_lower, strength * tl.exp(sum), l_strength * tl.exp(total + l_sum), real, l_real, real,
+        l_real, upper, lower, corner, w, (place * H + head) * K, (l_place * H + head) * K, K, BLOCK_K, INNER,
     )  # fmt: skip
 
 

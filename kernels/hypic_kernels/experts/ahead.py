@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 import torch
 
-from hypic_kernels.experts import products, routing
+from hypic_kernels.experts import pairs, products, routing
 from hypic_kernels.experts import triton as kernel
-from hypic_kernels.experts.layout import LARGE, MANY_ROWS_PER_EXPERT, Kind, is_many, layouts
+from hypic_kernels.experts.layout import (
+    FEW,
+    LARGE,
+    MANY_ROWS_PER_EXPERT,
+    Kind,
+    Shared,
+    few_of_type,
+    is_many,
+    layouts,
+)
 from hypic_kernels.launch import Launch
 
 KINDS: tuple[Kind, ...] = ("silu", "relu2", "none")
@@ -32,6 +41,7 @@ def launches(*, every: bool, room: int) -> Iterator[tuple[str, Launch]]:
         yield f"combine {dtype}", kernel.combine(rows, chosen, x[:, :8].float().contiguous(), x, x, x[0], x)
         for width in (256, 250) if every else (256,):
             yield from _products(dtype, width, every, room)
+            yield from _few(dtype, 2048 if width == 256 else width, every)
 
 
 def _products(dtype: torch.dtype, width: int, every: bool, room: int) -> Iterator[tuple[str, Launch]]:
@@ -44,3 +54,20 @@ def _products(dtype: torch.dtype, width: int, every: bool, room: int) -> Iterato
             for index in (None,) if kind == "none" else (None, tokens) if every else (tokens,):
                 launch = products.multiply(x, weight, ends, index, kind, out, layout)
                 yield f"multiply {kind} {dtype} {width} {layout}", launch
+
+
+def _few(dtype: torch.dtype, width: int, every: bool) -> Iterator[tuple[str, Launch]]:
+    x, chosen, inner = torch.zeros(2, width, dtype=dtype), torch.zeros(2, 8, dtype=torch.int32), 2 * width // 8
+    weights, shared_inner = torch.zeros(2, 8), width // 4
+    first, down = x.new_zeros(shared_inner, width), x.new_zeros(width, shared_inner)
+    shared, logits = Shared(first, first, down, x[0]), weights.new_zeros(2, 256)
+    hidden = x.new_zeros(2, 8 * inner + shared_inner)
+    for kind in KINDS[:2] if every else KINDS[:1]:
+        matrix, back = x.new_zeros(9, inner * (2 if kind == "silu" else 1), width), x.new_zeros(9, width, inner)
+        for _, *sizes in FEW:
+            one, two = (few_of_type(each, dtype) for each in sizes)
+            for scores in (logits, None) if every else (logits,):
+                given = (x, scores, weights, chosen, matrix, shared, kind, weights[0], hidden)
+                yield f"few in {kind} {dtype} {width} {one}", pairs.into(*given, one)
+                summed = (hidden, weights, chosen, back, shared, weights[0], scores is not None, x, x)
+                yield f"few back {kind} {dtype} {width} {two}", pairs.back(*summed, two)

@@ -4,7 +4,8 @@ The layer of a large model: 256 experts, 8 a token, 2048 channels, experts of 51
 drawn at random, and anew in every set of inputs, so that no set finds its matrices in the cache. A layout is compared
 with the reference on the inputs that are timed, and not timed if it is wrong. ``grouped`` is torch's grouped product
 with a gate behind it; ``scatter`` goes before that one, ``order`` before ours. Times are per call within a replayed
-graph. Bytes are those of the matrices of experts that have rows, read once, and of rows in and out.
+graph. Bytes are those of the matrices of experts that have rows, read once, and of rows in and out. Experts of few
+tokens (``--only few``) are ``bench_few.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hypic_kernels import available, interpreted
-from hypic_kernels.experts import Layout, choose, products, reference
+from hypic_kernels.experts import Layout, bench_few, choose, products, reference
 from hypic_kernels.experts import triton as kernel
 from hypic_kernels.experts.layout import Config, Kind
 from hypic_kernels.pointwise import silu_mul
@@ -184,6 +185,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--width", type=int, default=2048, help="channels of a token")
     parser.add_argument("--inner", type=int, default=512, help="channels of an expert")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--only", choices=("few", "many"), help="few tokens, or the cases; both unless given")
     given = parser.parse_args(words)
     if not torch.cuda.is_available() or not available() or interpreted():
         print("needs a CUDA device and Triton without its interpreter", file=sys.stderr)
@@ -191,7 +193,10 @@ def main(words: Sequence[str]) -> int:
     about = {"device": torch.cuda.get_device_name(), "copy_bytes_per_s": copy_bytes_per_s(given.repeats)}
     print(json.dumps(about), flush=True)
     layer = Layer.random(given.experts, given.top_k, given.width, given.inner, given.repeats)
-    for name in given.case or CASES:
+    if given.only != "many":
+        for row in bench_few.rows(bench_few.Matrices.beside(layer.into, layer.back, layer.top_k), given.repeats):
+            print(json.dumps(row), flush=True)
+    for name in () if given.only == "few" else given.case or CASES:
         for row in rows(layer, name, CASES[name]):
             print(json.dumps(row), flush=True)
     return 0

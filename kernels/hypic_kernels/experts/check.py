@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from hypic_kernels.experts import reference
-from hypic_kernels.experts.layout import Kind, Layout
+from hypic_kernels.experts.layout import Few, Kind, Layout, Shared, choose_few
 from hypic_kernels.trust import relative_error
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -163,3 +163,79 @@ class ProductVariant:
         weight[counts == 0] = torch.nan
         tokens = torch.randperm(len(x), generator=generator).to(self.device, torch.int32) if self.is_indexed else None
         return x.to(self.device, self.dtype), weight.to(self.device, self.dtype), ends, tokens
+
+
+@dataclass(frozen=True)
+class FewVariant:
+    """Widths are those of a token, of an expert and of the shared one, 0 without one: kernels are compiled for them."""
+
+    device: torch.device
+    dtype: torch.dtype
+    num_experts: int
+    top_k: int
+    widths: tuple[int, int, int]
+    has_gate: bool
+    is_gated: bool
+    into: Few
+    back: Few
+
+    @staticmethod
+    def of(
+        x: torch.Tensor, into: torch.Tensor, back: torch.Tensor, top_k: int, shared: Shared | None, is_gated: bool
+    ) -> FewVariant:
+        widths = (*back.shape[1:], 0 if shared is None else len(shared.up))
+        has_gate = shared is not None and shared.gate is not None
+        sizes = choose_few(len(x), x.dtype)
+        return FewVariant(x.device, x.dtype, len(into), top_k, widths, has_gate, is_gated, *sizes)
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-5 + 2 * EPSILON.get(self.dtype, 0.0)
+
+    def measure(self) -> float:
+        """Three tokens, experts given and chosen; matrices of experts that nobody has are NaN, and all that is written
+        was NaN."""
+        into, back, shared, x, logits = self._problem()
+        weights, chosen = reference.route(logits, self.top_k, True)
+        has_none = torch.ones(len(into), dtype=torch.bool, device=self.device)
+        has_none[chosen.flatten().long()] = False
+        into[has_none], back[has_none] = torch.nan, torch.nan
+        exact = reference.answer(x.double(), into, back, weights.double(), chosen, shared, None, self.is_gated)
+        given = self._run(x, None, weights, chosen, into, back, shared, None)
+        found_weights, found = torch.full_like(weights, torch.nan), torch.full_like(chosen, -1)
+        added = self._run(x, logits, found_weights, found, into, back, shared, x)
+        wrong = float((found != chosen).sum())
+        return max(wrong, relative_error(given, exact), relative_error(added, exact + x.double()))
+
+    def _run(
+        self, x: torch.Tensor, logits: torch.Tensor | None, weights: torch.Tensor, chosen: torch.Tensor,
+        into: torch.Tensor, back: torch.Tensor, shared: Shared | None, residual: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        from hypic_kernels.experts import pairs as kernel
+
+        width, inner, shared_inner = self.widths
+        hidden = x.new_full((len(x), self.top_k * inner + shared_inner), torch.nan)
+        factors, out = weights.new_full((len(x),), torch.nan), x.new_full((len(x), width), torch.nan)
+        kind: Kind = "silu" if self.is_gated else "relu2"
+        kernel.into(x, logits, weights, chosen, into, shared, kind, factors, hidden, self.into).run()
+        renormalise = logits is not None
+        kernel.back(hidden, weights, chosen, back, shared, factors, renormalise, residual, out, self.back).run()
+        return out
+
+    def _problem(self) -> tuple[torch.Tensor, torch.Tensor, Shared | None, torch.Tensor, torch.Tensor]:
+        """Only some experts have a matrix, and are chosen: of all there would be too much to hold."""
+        (width, inner, shared_inner), generator = self.widths, torch.Generator(self.device).manual_seed(5)
+        num_matrices = min(self.num_experts, self.top_k + 3)
+
+        def draw(*shape: int) -> torch.Tensor:
+            drawn = torch.randn(shape, generator=generator, device=self.device)
+            return (drawn / float(shape[-1] ** 0.5)).to(self.dtype)
+
+        into, back = draw(num_matrices, (1 + self.is_gated) * inner, width), draw(num_matrices, width, inner)
+        shared = None
+        if shared_inner:
+            gate = draw(width) if self.has_gate else None
+            shared = Shared(draw(shared_inner, width), draw(shared_inner, width), draw(width, shared_inner), gate)
+        logits = draw(3, self.num_experts) * self.num_experts**0.5
+        logits[:, num_matrices:] -= 20
+        return into, back, shared, draw(3, width) * width**0.5, logits

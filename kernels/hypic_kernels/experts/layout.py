@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 Kind = Literal["silu", "relu2", "none"]
 """What is done to a product before it is written: gated by silu, squared behind a relu, or nothing."""
@@ -80,3 +82,52 @@ def layouts(kind: Kind, dtype: torch.dtype) -> list[Layout]:
     few = [(1, 256), (128, 256)]
     found = [choose(*sizes, kind, dtype) for sizes in [*few, (1, 1), (8, 1), (16, 1), (32, 1)]]
     return list(dict.fromkeys(found))
+
+
+class Shared(NamedTuple):
+    """The expert that every token meets: ``down(silu(gate(x)) * up(x))`` or ``down(relu(up(x))^2)``, times the sigmoid
+    of ``x . gate`` if there is a gate.
+
+    ``first [S, D]`` is the matrix of ``silu``, and the same as ``up [S, D]`` where there is none; ``down [D, S]``,
+    ``gate [D]``.
+    """
+
+    first: Tensor
+    up: Tensor
+    down: Tensor
+    gate: Tensor | None = None
+
+
+class Few(NamedTuple):
+    """Sizes of a product of single tokens: ``block_n`` columns of the result a program, ``block_k`` of the sum at once,
+    in 16-bit numbers, and of the product back ``group`` experts at once. ``early``: see ``early.py``."""
+
+    block_n: int
+    block_k: int
+    num_stages: int
+    num_warps: int
+    group: int = 1
+    early: bool = False
+
+
+FEW: Sequence[tuple[int, Few, Few]] = (
+    (1, Few(4, 1024, 1, 4), Few(4, 512, 1, 4)),
+    (8, Few(8, 512, 1, 4), Few(4, 512, 1, 4)),
+)
+"""Up to how many tokens which sizes are taken, of the products in and back; of more tokens experts have rows in common,
+and the products of ``choose`` are better."""
+
+
+def is_few(num_tokens: int) -> bool:
+    """Whether tokens are so few that products of single ones are the better way."""
+    return num_tokens <= FEW[-1][0]
+
+
+def choose_few(num_tokens: int, dtype: torch.dtype) -> tuple[Few, Few]:
+    """Sizes of both products, in and back."""
+    found = next((sizes for sizes in FEW if num_tokens <= sizes[0]), FEW[-1])
+    return few_of_type(found[1], dtype), few_of_type(found[2], dtype)
+
+
+def few_of_type(sizes: Few, dtype: torch.dtype) -> Few:
+    return sizes._replace(block_k=of_type(sizes.block_k, dtype))

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hypic_kernels.experts.layout import Shared
+
 
 def route(logits: Tensor, top_k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -99,3 +101,32 @@ def combine(
         factor = 1.0 if gate is None or x is None else (x.to(dtype) @ gate.to(dtype)).sigmoid()[:, None]
         out = out + factor * shared.to(dtype)
     return out.to(rows.dtype) if residual is None else residual + out.to(rows.dtype)
+
+
+def answer(
+    x: Tensor,
+    into: Tensor,
+    back: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    shared: Shared | None,
+    residual: Tensor | None,
+    is_gated: bool,
+) -> Tensor:
+    """All that a layer of experts makes of ``x [N, D]``, experts by experts; rounded between products and once after
+    the sum."""
+    num_tokens, top_k = chosen.shape
+    tokens, places, ends = order(chosen, len(into))
+    made = down(gate_up(x, into, ends, tokens, is_gated).to(_wide(x)), back, ends)
+    whole = None
+    if shared is not None:
+        matrix = torch.cat([shared.first, shared.up]) if is_gated else shared.up
+        all_rows = torch.full((1,), num_tokens, dtype=torch.int32, device=x.device)
+        whole = gate_up(x, matrix[None], all_rows, None, is_gated).to(_wide(x)) @ shared.down.to(_wide(x)).T
+    gate = None if shared is None else shared.gate
+    out = combine(made, places, weights, whole, None if gate is None else x, gate).to(x.dtype)
+    return out if residual is None else residual + out
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

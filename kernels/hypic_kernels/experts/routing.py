@@ -51,7 +51,7 @@ def _route_groups(
         left = tl.where((rank < TOP_GROUPS)[:, None], left, -3e30)
     flat: tl.constexpr = BLOCK_G * BLOCK_S
     left, scores = tl.reshape(left, (flat,)), tl.reshape(scores, (flat,))
-    expert, real = tl.reshape(expert, (flat,)), tl.reshape(real, (flat,))
+    expert = tl.reshape(expert, (flat,))
     positions, slots = tl.arange(0, flat), tl.arange(0, SLOTS)
     best, number = tl.zeros((SLOTS,), tl.float32), tl.zeros((SLOTS,), tl.int32)
     for slot in tl.static_range(TOP_K):
@@ -59,8 +59,9 @@ def _route_groups(
         best = tl.where(slots == slot, tl.sum(tl.where(taken, scores, 0.0), axis=0), best)
         number = tl.where(slots == slot, tl.sum(tl.where(taken, expert, 0), axis=0), number)
         left = tl.where(taken, -2e30, left)
-    # The sum times zero is NaN where any score is.
-    best += tl.sum(tl.where(real, scores, 0.0), axis=0) * 0.0
+    # The sum times zero is NaN where any score is. Padding is told by ``left``, which needs a use beside the search: a
+    # reshaped tensor that is only reduced once is permuted by Triton 3.6, and the place of the largest is then wrong.
+    best += tl.sum(tl.where(left > -3.5e30, scores, 0.0), axis=0) * 0.0
     if RENORMALISE:
         best = best / (tl.sum(best, axis=0) + 1e-20)
     places = row * TOP_K + slots

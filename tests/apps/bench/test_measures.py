@@ -12,7 +12,7 @@ import torch
 from hypic.engine.plan import Piece
 from hypic.errors import HypicError
 from hypic.types import Policy
-from hypic_apps.bench import decode, driving, memory
+from hypic_apps.bench import decode, driving, memory, start
 from hypic_apps.bench.floors import Limits
 from hypic_apps.bench.geometries import geometry
 from hypic_apps.bench.prompts import Shape
@@ -54,7 +54,7 @@ def test_a_profile_of_decoding_names_each_batch(capsys: pytest.CaptureFixture[st
     )
     heads = [line for line in path.read_text().splitlines() if line.startswith("batch ")]
     assert [head.split(":")[0] for head in heads] == ["batch 1, context 64", "batch 2, context 64"]
-    assert path.read_text().count("linear:") >= 2
+    assert path.read_text().count("linear:") >= 2 and path.read_text().count("floors in ms: the whole") == 2
 
 
 def test_decode_steps_are_those_in_which_all_requests_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +64,22 @@ def test_decode_steps_are_those_in_which_all_requests_run(capsys: pytest.Capture
         assert r["bandwidth_share"] == pytest.approx(r["bandwidth_floor_ms"] / r["step_ms_p50"])
         assert r["tokens_per_s"] == pytest.approx(r["batch"] / r["step_ms_p50"] * 1e3)
     assert records[1]["bandwidth_floor_ms"] > records[0]["bandwidth_floor_ms"]
+
+
+def test_what_determinism_costs_a_step_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three requests take three steps a token; a control: requests that share steps are no result."""
+    arguments = ("decode", "--batch", "1,3", "--context", "200", "--steps", "5", "--warmup", "2", "--deterministic")
+    alone, three = bench(capsys, *arguments)
+    assert (alone["deterministic_requests_run"], three["deterministic_requests_run"]) == (1, 2)
+    assert three["deterministic_ms_p50"] > 2 * alone["deterministic_ms_p50"] > 0
+    table = decode.text({"records": [alone, three]})
+    assert "deterministic ms" in table and f"{three['deterministic_ms_p50'] / three['step_ms_p50']:.2f}" in table
+    sound = Policy.with_
+    monkeypatch.setattr(Policy, "with_", lambda policy, **given: sound(policy, **given | {"deterministic": False}))
+    assert main(["bench", *arguments, *TINY]) == 1
+    assert "shared a step" in capsys.readouterr().err
 
 
 def test_contexts_that_do_not_fit_are_told(built: Session) -> None:
@@ -110,7 +126,14 @@ def test_start_is_measured_in_new_processes(capsys: pytest.CaptureFixture[str]) 
     assert [r["kernel_cache"] for r in records] == ["empty", "filled"]
     for r in records:
         assert 0 < r["import_s"] < r["ready_s"] < r["first_token_s"]
-        assert r["compiled_on_requests"] == 0
+        assert r["compiled_on_requests"] == 0 and r["first_used_on_requests"] == []
+
+
+def test_what_a_request_used_first_is_named() -> None:
+    record = dict.fromkeys(("import_s", "ready_s", "first_token_s"), 1.0)
+    counts = {"kernel_cache": "empty", "compiled_before_ready": 30, "compiled_on_requests": 1}
+    table = start.text({"records": [{**record, **counts, "first_used_on_requests": ["late", "late"]}]})
+    assert table.splitlines()[-1] == "used for the first time by a request: late"
 
 
 def test_a_start_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,14 +30,16 @@ def test_two_workers_are_measured_and_checked(tmp_path: Path, capsys: pytest.Cap
     assert command.main([*arguments, "--save", str(saved)]) == 0
     (run,) = json.loads(saved.read_text())["runs"]
     checked = run["checked"][0]
-    assert checked["same_tokens"] and checked["is_right"] and checked["entries_differ_by"] < 1e-3
-    assert checked["segments"] == 4 and checked["same_tokens_repeated"] and checked["repeated_differ_by"] == 0.0
+    assert (
+        checked["same_tokens"] and checked["is_right"] and checked["entries_differ_by"] < 1e-3 and checked["is_sharp"]
+    )
+    assert checked["segments"] == 8 and checked["is_repeatable"] and checked["repeated_differ_by"] == 0.0
     assert [record["workers"] for record in run["even"]] == [1, 2]
     assert all(record["ttft_ms_p50"] > record["combine_ms"] > 0 for record in run["even"])
     assert run["uneven"][0]["ratio_p50"] > 0
     assert run["fetched"][0]["entries_fetched"] == 6 and run["fetched"][0]["gb_per_s"] > 0
     assert run["carriers"] == ["gloo"]
-    assert "entries equal bit by bit" in capsys.readouterr().out
+    assert "8 of 8 equal bit by bit" in capsys.readouterr().out
 
 
 def test_workers_that_differ_are_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

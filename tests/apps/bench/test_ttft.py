@@ -16,7 +16,7 @@ import torch
 
 from hypic.engine import models
 from hypic.types import CacheReport, Policy, SegmentReport
-from hypic_apps.bench import trace, ttft
+from hypic_apps.bench import floors, trace, ttft, ttft_command
 from hypic_apps.bench.floors import Counts, Limits, load_of
 from hypic_apps.bench.geometries import geometry, known
 from hypic_apps.bench.prompts import IdsSource, Shape, shuffled
@@ -51,6 +51,56 @@ def test_records_hold_every_arm(capsys: pytest.CaptureFixture[str]) -> None:
         assert record["floor_ms"] > 0 and record["floor_ratio"] > 1
         assert record["total_ms_1024"] > record["total_ms_256"] > record["ttft_ms_p50"]
     assert all(result[name] for name in ("date", "command", "hardware", "versions", "limits"))
+    assert list(result["seconds"]) == ["building", "warming up", "preparing", "measured requests"]
+    measured = sum(record["ttft_ms_p50"] * record["runs"] for record in found.values()) / 1e3
+    assert result["seconds"]["measured requests"] == pytest.approx(measured, rel=0.3)
+    assert result["seconds"]["preparing"] > 0 and result["first_used_on_requests"] == []
+
+
+def test_what_determinism_costs_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every arm but prefix, both ways on the same documents; deterministic ones run the same tokens."""
+    result = bench(capsys, "--deterministic")
+    found = by_arm(result)
+    assert list(found) == [*ttft.ARMS, *ttft.TWINS.values()]
+    for arm, twin in ttft.TWINS.items():
+        assert found[twin]["computed_tokens"] == found[arm]["computed_tokens"]
+        assert found[twin]["floor_ms"] == found[arm]["floor_ms"] and "times_plain" not in found[arm]
+        cost = found[twin]["ttft_ms_p50"] / found[arm]["ttft_ms_p50"]
+        assert found[twin]["times_plain"] == pytest.approx(cost)
+        assert result["deterministic_over_plain"][arm]["largest"] == pytest.approx(cost)
+        assert f"deterministic over plain, {arm}: " in ttft_command.text(result)
+    assert found["warm-deterministic"]["gap_ms"] != found["warm"]["gap_ms"]
+    assert bench(capsys, "--arms", "warm")["deterministic_over_plain"] == {}
+
+
+def test_prefix_and_warm_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came before a prefix request is run only as far as its orders agree, which reuses the same."""
+    grid = ("--segments", "1,4", "--arms", "prefix,warm", "--decode-tokens", "0")
+    result, orders = bench(capsys, *grid), [shuffled([""] * 4, n) for n in range(2)]
+    assert [(r["num_segments"], r["arm"]) for r in result["records"]] == [
+        (1, "prefix"), (1, "warm"), (4, "prefix"), (4, "warm")]  # fmt: skip
+    assert result["warm_over_prefix"]["cells"] == 2
+    text = ttft_command.text(result)
+    assert "warm over prefix: geometric mean of 2 cells" in text and "floor ratio" in text
+    assert all(order[0] != 0 for order in orders[1:]), "the last repetition reuses nothing"
+    heads = {r["num_segments"]: r["computed_tokens"] for r in result["records"] if r["arm"] == "prefix"}
+    assert heads == {1: 8, 4: 4 * 48 + 8}
+
+
+@pytest.mark.parametrize("order", [[0, 1, 3, 2], [2, 0, 1, 3], [0, 1, 2, 3]])
+def test_a_prefix_cache_has_seen_all_that_it_could_reuse(order: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tokens are reused as if the whole prompt before had been run."""
+    monkeypatch.setattr(ttft, "shuffled", lambda documents, number: order)
+    shape, counts = Shape(4, 48, 8), []
+    with session(geometry("tiny"), {"memory": "64MiB", "max_context": 1024}, ids=True) as built:
+        for whole in (False, True):
+            repetition = ttft.Repetition(built, shape, 0)
+            if whole:
+                pieces = repetition._pieces(range(4), "before")
+                monkeypatch.setattr(ttft.Repetition, "_before", lambda self, pieces=pieces: pieces)
+            counts.append(repetition.measure("prefix").report.reused_tokens)
+    same = next((n for n, place in enumerate(order) if n != place), 4)
+    assert counts == [48 * same] * 2
 
 
 def test_every_arm_computes_the_tokens_it_should(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +143,7 @@ def test_what_all_cells_say_together() -> None:
 
     grid = [record("warm", 4, 64, 10, 2), record("warm", 8, 64, 12, 8), record("warm", 8, 128, 90, 4)]
     found = ttft.over_cells([*grid, record("full", 4, 64, 20, 1)])
-    assert found["warm_over_full"] == {"cells": 3, "mean": pytest.approx(4), "smallest": 2}
+    assert found["warm_over_full"] == {"cells": 3, "mean": pytest.approx(4), "smallest": 2, "largest": 8}
     assert found["warm_over_prefix"] is None and found["ms_per_segment"] == {"warm": 0.5}
 
 
@@ -185,6 +235,21 @@ def test_floors_of_the_large_geometry_are_those_that_were_counted_by_hand() -> N
     assert full == pytest.approx(0.175, rel=0.02) and warm == pytest.approx(0.018, rel=0.06)
 
 
+def test_floors_by_room_of_the_large_geometry() -> None:
+    """Warm, the experts' bytes are most of all; recomputed, none is bound by bytes; together no less than the whole."""
+    counts, shape = counted("qwen3.5-35b-a3b"), Shape(16, 1024, 128)
+    loads = {arm: load_of(arm, shape, Policy(), counts.layout) for arm in ("full", "warm")}
+    full, warm = (loads[arm].by_room(counts, H200) for arm in ("full", "warm"))
+    assert warm["experts"] == pytest.approx(0.0154, rel=0.03) and max(warm, key=lambda room: warm[room]) == "experts"
+    for arm, rooms in (("full", full), ("warm", warm)):
+        assert sum(rooms.values()) >= loads[arm].seconds(counts, H200) * 0.999, arm
+    assert full["linear: lift with scan"] == pytest.approx(0.042, rel=0.05)
+    assert sum(full.values()) == pytest.approx(loads["full"].seconds(counts, H200), rel=0.01)
+    dense = counted("qwen3.5-4b")
+    assert dense.routed_weights == 0 == load_of("warm", shape, Policy(), dense.layout).by_room(dense, H200)["experts"]
+    assert "by room experts 15." in floors.rooms_text(loads["warm"], counts, H200)
+
+
 def test_few_tokens_read_few_experts() -> None:
     counts = counted("qwen3.5-35b-a3b")
     assert counts.weight_bytes(0) == counts.dense_bytes
@@ -241,7 +306,7 @@ def test_a_profile_names_rooms_and_operators(capsys: pytest.CaptureFixture[str],
     file = tmp_path / "deep" / "profile.txt"
     bench(capsys, "--arms", "warm", "--runs", "1", "--profile", str(file), "--profile-arm", "full")
     text = file.read_text()
-    assert text.startswith("full, 2 x 48 + 8 tokens") and "wall time" in text
+    assert text.startswith("full, 2 x 48 + 8 tokens\nfloors in ms: the whole ") and "wall time" in text
     before, waited, after = map(float, re.search(HOST, text).groups())  # type: ignore[union-attr]
     assert before > 0 and waited >= 0 and after > 0
     for room in ("attention", "experts", "norms", "projections", "linear: lift", "linear: scan", "linear: convolution"):

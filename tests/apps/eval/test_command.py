@@ -8,7 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hypic.errors import ConfigError
 from hypic_apps.cli.main import main
+from hypic_apps.eval import processes
+from hypic_apps.eval.driver import Subject
+from hypic_apps.eval.measure import Plan, Unit
+from hypic_apps.eval.records import Measured
 from tests.apps.eval.test_real import written
 from tests.apps.test_cli import one_sentence
 
@@ -80,3 +85,22 @@ def test_a_set_that_differs_is_told(capsys: pytest.CaptureFixture[str], monkeypa
     assert main(["eval", "--check"]) == 0 and "as committed" in capsys.readouterr().out
     monkeypatch.setattr("hypic_apps.eval.calls.SEED", 1)
     assert main(["eval", "--check"]) == 1 and "differs" in capsys.readouterr().out
+
+
+def test_what_is_done_is_saved_when_a_run_is_broken_off(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = processes.perform
+
+    def broken(subject: Subject, unit: Unit, plan: Plan) -> Measured:
+        if unit.name == "S8":
+            raise ConfigError("broken off")
+        return whole(subject, unit, plan)
+
+    monkeypatch.setattr(processes, "perform", broken)
+    file = tmp_path / "s.json"
+    arguments = ["eval", "--set", "S9", "--set", "S8", "--items", "1", "--timed", "1", "--arm", "transition"]
+    assert main([*arguments, "--model", str(folder), *ENGINE, "--save", str(file)]) != 0
+    assert "S9: 1 items" in capsys.readouterr().err
+    saved = json.loads(file.read_text())
+    assert {r["set"] for r in saved["records"]} == {"S9"} and saved["missing"] == ["S8"]

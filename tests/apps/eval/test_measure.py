@@ -14,7 +14,13 @@ from hypic_apps.eval import drift, measure
 from hypic_apps.eval.arms import ARMS, CACHED, DEFAULT, KNOBS, NONE, plain
 from hypic_apps.eval.driver import Subject
 from hypic_apps.eval.items import Item
+from hypic_apps.eval.noting import divergences
+from hypic_apps.eval.records import records
 from tests.engine.faults import FAULTS
+
+
+def divergence(full: torch.Tensor, other: torch.Tensor) -> float:
+    return float(divergences(full, other).mean())
 
 
 def test_a_forced_answer_has_the_probabilities_of_a_free_one(subject: Subject, item: Item) -> None:
@@ -22,7 +28,7 @@ def test_a_forced_answer_has_the_probabilities_of_a_free_one(subject: Subject, i
     free = subject.ask([prompt], NONE, 6)[0]
     forced = subject.ask([prompt], NONE, 1, [free.token_ids])[0]
     assert forced.token_ids == free.token_ids and len(free.token_ids) == 6
-    assert measure.divergence(free.logprobs, forced.logprobs) < 1e-9
+    assert divergence(free.logprobs, forced.logprobs) < 1e-9
     other = [(token + 1) % 300 for token in free.token_ids]
     told = subject.ask([prompt], NONE, 1, [other])[0]
     assert list(told.token_ids) == other
@@ -32,25 +38,25 @@ def test_a_forced_answer_has_the_probabilities_of_a_free_one(subject: Subject, i
 def test_divergence_is_that_of_the_definition() -> None:
     mine, other = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
     expected = 0.5 * math.log(2) + 0.25 * math.log(0.5)
-    assert measure.divergence(mine.log(), other.log()) == pytest.approx(expected)
+    assert divergence(mine.log()[None], other.log()[None]) == pytest.approx(expected)
 
 
 def test_arms_against_full_recompute(subject: Subject, item: Item) -> None:
     found = measure.measure(subject, "T", [item, item], measure.Plan(DEFAULT, "", num_timed=1))
-    records = {(r.arm, r.metric): r for r in measure.records("tiny", found)}
-    again = records["full-again", "kl"]
-    assert abs(again.value) < 1e-9 and records["full-again", "agreement"].value == 1.0 and again.n == 2
+    made = {(r.arm, r.metric): r for r in records("tiny", found)}
+    again = made["full-again", "kl"]
+    assert abs(again.value) < 1e-9 and made["full-again", "agreement"].value == 1.0 and again.n == 2
     for arm in ("transition", "addition", "last", "no-rotation", "no-passages"):
-        assert records[arm, "kl"].value > 1e-7, arm
-    assert records["addition", "kl"].value > records["transition", "kl"].value
-    assert records["full", "run_share"].value == 1.0 and records["seam-32", "run_share"].value > 0.2
-    assert records["transition", "run_share"].value < records["seam-16", "run_share"].value < 1.0
+        assert made[arm, "kl"].value > 1e-7, arm
+    assert made["addition", "kl"].value > made["transition", "kl"].value
+    assert made["full", "run_share"].value == 1.0 and made["seam-32", "run_share"].value > 0.2
+    assert made["transition", "run_share"].value < made["seam-16", "run_share"].value < 1.0
     for metric in ("run_share", "cached_bytes", "encoded_share", "floor_s"):
-        assert ("transition", metric) in records
-    assert records["full", "cached_bytes"].value == records["full", "encoded_share"].value == 0
-    assert 0 < records["transition", "floor_s"].value < records["seam-16", "floor_s"].value
-    assert ("full", "kl") not in records
-    exact = records["transition", "exact_match"]
+        assert ("transition", metric) in made
+    assert made["full", "cached_bytes"].value == made["full", "encoded_share"].value == 0
+    assert 0 < made["transition", "floor_s"].value < made["seam-16", "floor_s"].value
+    assert ("full", "kl") not in made
+    exact = made["transition", "exact_match"]
     assert exact.gap_to_full is not None and exact.gap_low is not None and exact.gap_low <= exact.gap_to_full
 
 
@@ -62,12 +68,12 @@ def test_one_segment_at_the_prompts_head_is_exact(subject: Subject, item: Item) 
     full = subject.ask([prompt], NONE, 4)[0]
     cached = subject.ask([prompt], CACHED, 1, [full.token_ids])[0]
     assert cached.report.segments[0].outcome == "encoded"
-    assert measure.divergence(full.logprobs, cached.logprobs) < 1e-9
+    assert divergence(full.logprobs, cached.logprobs) < 1e-9
     subject.forget()
     with pytest.MonkeyPatch.context() as patch:
         FAULTS["drop-transition"](patch)
         broken = subject.ask([prompt], CACHED.with_(seam=24), 1, [full.token_ids])[0]
-    assert measure.divergence(full.logprobs, broken.logprobs) > 1e-7
+    assert divergence(full.logprobs, broken.logprobs) > 1e-7
 
 
 def test_knobs_and_controls_build_other_prompts(item: Item) -> None:
@@ -96,7 +102,7 @@ def test_knobs_and_controls_build_other_prompts(item: Item) -> None:
 def test_what_knobs_cost(subject: Subject, item: Item) -> None:
     """Tokens are counted where the engine runs them, and by hand from the lengths."""
     found = measure.measure(subject, "T", [item], measure.Plan(("transition", "every-32", "last-live-1"), "", 1))
-    cost = {(r.arm, r.metric): r.value for r in measure.records("tiny", found)}
+    cost = {(r.arm, r.metric): r.value for r in records("tiny", found)}
     pieces = subject.pieces(plain(item, ""))
     lengths = [len(piece.ids) for piece in pieces if piece.segment is not None]
     total = sum(len(piece.ids) for piece in pieces)
@@ -150,9 +156,9 @@ def test_a_model_has_its_folders_name(subject: Subject, folder: Path) -> None:
 def test_arms_without_a_prompt_for_some_items_are_timed_on_the_others(subject: Subject, item: Item) -> None:
     without = Item("T", 1, item.passages, item.question, item.answers)
     plan = measure.Plan(("full", "gold-removed"), num_timed=3)
-    records = measure.records("tiny", measure.measure(subject, "T", [item, without, item], plan))
-    timed = {r.arm: r.n for r in records if r.metric == "ttft_s"}
-    shares = {r.arm: r.n for r in records if r.metric == "run_share"}
+    made = records("tiny", measure.measure(subject, "T", [item, without, item], plan))
+    timed = {r.arm: r.n for r in made if r.metric == "ttft_s"}
+    shares = {r.arm: r.n for r in made if r.metric == "run_share"}
     assert timed == shares == {"full": 3, "gold-removed": 2}
 
 
@@ -161,7 +167,7 @@ def test_items_may_run_together(subject: Subject, item: Item) -> None:
     plan = measure.Plan(("full", "transition", "gold-removed"))
     alone = measure.measure(subject, "T", [item, other, item], plan)
     together = measure.measure(subject, "T", [item, other, item], replace(plan, at_once=2))
-    for one, two in zip(measure.records("tiny", alone), measure.records("tiny", together), strict=True):
+    for one, two in zip(records("tiny", alone), records("tiny", together), strict=True):
         assert (one.arm, one.metric, one.n) == (two.arm, two.metric, two.n)
         assert one.value == pytest.approx(two.value, abs=1e-9)
     assert [mark is None for mark in together.marks("gold-removed", "kl")] == [False, True, False]

@@ -12,7 +12,7 @@ from torch import Tensor
 from hypic.config import EngineConfig
 from hypic.types import Compose, Policy, Prompt, Segment
 from hypic_apps.eval.driver import Subject
-from hypic_apps.eval.measure import divergence
+from hypic_apps.eval.noting import divergences
 from hypic_apps.train import fit
 from hypic_apps.train.__main__ import _parser
 from hypic_apps.train.export import BUDGET_BYTES, export, load
@@ -92,7 +92,7 @@ def test_the_engine_loads_the_export_and_reuses_segments(trained: Trainee, encod
     for compose in composes:
         cached = subject.ask([alone], Policy(compose=compose, tail_seam=4), 1, [full.token_ids])[0]
         assert cached.report.segments[0].outcome in ("encoded", "hit")
-        error = divergence(full.logprobs, cached.logprobs)
+        error = float(divergences(full.logprobs, cached.logprobs).mean())
         assert abs(error) < 1e-9 if compose == "transition" else error > 1e-7
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.render import Encoder, Piece, Turn, Weights, conversation
-from hypic_apps.train.rows import STAGES, Rows, Stage, padded, stage_at
+from hypic_apps.train.rows import STAGES, Rows, Stage, padded, stage_at, unanswered
 from hypic_apps.train.schema import Schema
+from hypic_apps.train.world import NOT_STATED, World
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +86,34 @@ def test_stages_follow_the_clock() -> None:
     assert [stage_at(share) for share in (0.0, STAGES[0].until, 0.999, 1.5)] == [0, 1, len(STAGES) - 1, len(STAGES) - 1]
     lengths = [stage.num_tokens for stage in STAGES]
     assert lengths == sorted(lengths) and STAGES[0].passages[0] <= 2 and STAGES[-1].passages[1] >= 16
+
+
+def test_lists_are_of_the_passages_that_are_shown(rows: Rows, encoder: Encoder) -> None:
+    only = Stage(1.0, 2048, (4, 20), 5, Weights(), {"lists": 1.0})
+    for seed in range(6):
+        text = encoder.tokenizer.decode(rows.make(only, Random(seed)).ids.tolist(), skip_special_tokens=False)
+        shown, _, answer = text.partition("<|assistant|>")
+        assert answer.lstrip().startswith("(1)") and "assage" in shown
+
+
+def test_questions_of_passages_left_out_are_not_stated(rows: Rows) -> None:
+    kinds = set()
+    for seed in range(30):
+        world = World(rows.names, rows.schema, "train", Random(seed), inventor=rows.inventor)
+        passages = world.passages(8, 4)
+        kept, left_out = passages[:5], [a for p in passages[5:] for a in p.asks]
+        told = {(f.subject, f.relation.key) for p in kept for f in p.facts}
+        for ask in unanswered(left_out, kept, Random(seed)):
+            source = next(a for a in left_out if a.question == ask.question)
+            kinds.add(ask.answer)
+            assert source.kind == "1hop" and source.about[0].subject in ask.question
+            assert not any((f.subject, f.relation.key) in told for f in source.about)
+        assert unanswered([], kept, Random(seed)) == []
+    assert kinds == {NOT_STATED}
+
+
+def test_texts_that_are_known_are_not_encoded_again(encoder: Encoder) -> None:
+    pieces = [Piece("One text.", 1.0), Piece("|", 0.0), Piece("One text.", 0.5)]
+    plain, told = encoder.row(pieces), encoder.row(pieces, {"One text.": encoder.texts(["One text."])[0]})
+    assert plain.ids.tolist() == told.ids.tolist() and plain.weights.tolist() == told.weights.tolist()
+    assert encoder.row(pieces, {"|": [7]}).ids.tolist() != plain.ids.tolist()

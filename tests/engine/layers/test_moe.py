@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hypic.engine.layers import moe
 from hypic.engine.layers.mlp import SwiGLU
 from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter, SoftmaxRouter, UngatedExperts, grouped_product
+from hypic.engine.layers.norm import RMSNorm
+from hypic_kernels.matvec import normed_product
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 32, 24, 8, 3
 
@@ -55,6 +58,44 @@ def test_experts_equal_the_written_out_sum(count: int) -> None:
 def test_no_tokens_give_nothing() -> None:
     for router in (SoftmaxRouter(EXPERTS, TOP_K, HIDDEN), SigmoidRouter(EXPERTS, TOP_K, HIDDEN, num_groups=4)):
         assert filled(MoE(router, Experts(EXPERTS, HIDDEN, WIDTH)))(tokens(0)).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("zero_centred", [True, False])
+@pytest.mark.parametrize("has_shared", [True, False])
+@pytest.mark.parametrize("router", ["softmax", "sigmoid"])
+def test_few_tokens_take_another_way_to_the_same_answer(
+    router: str, has_shared: bool, zero_centred: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way of decode steps, on the references of its kernels."""
+    gate: SoftmaxRouter | SigmoidRouter = SoftmaxRouter(EXPERTS, TOP_K, HIDDEN)
+    if router == "sigmoid":
+        gate = SigmoidRouter(EXPERTS, TOP_K, HIDDEN, num_groups=4, top_groups=2, scale=2.5)
+    shared = (SwiGLU(HIDDEN, 40), nn.Linear(HIDDEN, 1, bias=False)) if has_shared else ()
+    layer = filled(MoE(gate, Experts(EXPERTS, HIDDEN, WIDTH), *shared))
+    norm = filled(RMSNorm(HIDDEN, 1e-6, zero_centred=zero_centred))
+    x, added = tokens(3), tokens(6)[3:]
+    expected = x + added + layer(norm(x + added))
+    assert torch.allclose(layer.behind(norm, x, added), expected, rtol=1e-12, atol=1e-12)
+    calls: list[str] = []
+    answer = Experts.answer
+
+    def product(*given: Any, **options: Any) -> Any:
+        calls.append("multiplied")
+        return normed_product(*given, **options)
+
+    def answered(*given: Any) -> Tensor:
+        calls.append("answered")
+        return answer(*given)
+
+    few = SimpleNamespace(takes_normed=lambda *_, **__: True, normed_product=product)
+    monkeypatch.setattr(moe, "matvec", few)
+    for name, value in (("takes_few", lambda *_: True), ("asks_no_host", lambda *_: True), ("answer", answered)):
+        monkeypatch.setattr(Experts, name, value)
+    found = layer.behind(norm, x, added)
+    assert calls == (["multiplied", "answered"] if router == "softmax" else ["answered"])
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-12)
+    spoiled = layer.behind(norm, x, 1.01 * added)
+    assert not torch.allclose(spoiled, expected, rtol=1e-3)
 
 
 def test_a_tokens_experts_do_not_depend_on_its_neighbours() -> None:

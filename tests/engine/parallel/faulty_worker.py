@@ -20,7 +20,7 @@ from hypic.engine import calibrate, lending, worker
 from hypic.engine.engine import Engine
 from hypic.engine.parallel import listener, wire
 from hypic.engine.parallel.messages import Beat, Entry
-from hypic.engine.parallel.packing import digest
+from hypic.engine.parallel.packing import digest, read, written
 
 Run = Callable[..., Any]
 # What each step of a slow worker takes longer.
@@ -107,7 +107,7 @@ def _replies(faults: Faults) -> None:
             words[: len(words) // 2] = float("nan")
             message = replace(message, digest=digest(data))
         if asked == "short":
-            message = replace(message, tensors=message.tensors[1:])
+            message = replace(message, tensors=written(read(message.tensors)[1:]))
         if asked == "generation":
             message = replace(message, generation=message.generation + 1)
         if asked == "key":

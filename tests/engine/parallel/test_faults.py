@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Hello
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.sizing import Need
-from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, misbehaving, until
+from tests.engine.parallel.running import ENCODING, POLICY, Running, cold_prompt, is_running, misbehaving, until
 
 KILLED = ["kill-want", "kill-step", "kill-settle", "kill-encoded", "kill-send", "kill-sent"]
 DAMAGED = ["flip", "nan", "short", "generation", "key", "huge", "garbage"]
@@ -57,15 +58,15 @@ def lost(engine: Running, silent: Hello) -> None:
     renewed(engine, silent)
 
 
-def strike(engine: Running, alone: Running, faults: Path, fault: str, seed: int) -> float:
+def strike(engine: Running, alone: Running, faults: Path, fault: str, seed: int, **options: Any) -> float:
     """Seconds that the request took during which the fault struck; its answer was right."""
     until(lambda: usable(engine), 120)
     prompt = cold_prompt(seed)
-    expected, _ = alone.ask(prompt)
+    expected, _ = alone.ask(prompt, **options)
     file = faults / "1"
     file.write_text(fault)
     started = time.monotonic()
-    found, _ = engine.ask(prompt)
+    found, _ = engine.ask(prompt, **options)
     seconds = time.monotonic() - started
     assert found == expected
     until(lambda: not file.exists(), 30)
@@ -93,6 +94,15 @@ def test_what_comes_damaged_is_not_used(faulty: Running, alone: Running, faults:
     fell_back = faulty.workers.peers.counts.fell_back
     strike(faulty, alone, faults, fault, 40 + DAMAGED.index(fault))
     assert faulty.workers.peers.counts.fell_back > fell_back
+
+
+def test_a_worker_dies_with_a_deterministic_request_s_segments(faulty: Running, alone: Running, faults: Path) -> None:
+    until(lambda: usable(faulty), 120)
+    before, counts = faulty.workers.supervisor.hellos[0], faulty.workers.peers.counts
+    fell_back = counts.fell_back
+    exact = replace(POLICY, deterministic=True)
+    assert strike(faulty, alone, faults, "kill-step", 65, policy=exact) < 30 and counts.fell_back > fell_back
+    renewed(faulty, before)
 
 
 def test_a_lost_message_costs_a_deadline(faulty: Running, alone: Running, faults: Path) -> None:

@@ -15,7 +15,7 @@ from hypic.engine.parallel import messages, wire
 from hypic.engine.parallel.codec import decode, encode
 from hypic.engine.parallel.liveness import Times, longest_s
 from hypic.engine.parallel.messages import Beat, Entry, Greet, Hello, Refused, Roster, Want, Wants
-from hypic.engine.parallel.packing import digest, pack, unpack
+from hypic.engine.parallel.packing import digest, is_finite, pack, read, unpack, written
 from hypic.engine.parallel.view import View
 from hypic.engine.parallel.wants import Patience, Pending
 from hypic.engine.parallel.wants import Wants as Table
@@ -31,7 +31,7 @@ EXAMPLES = [
     Greet(0, 1, 2, 3, "gloo", "cpu", "file:/x"),
     Want(1, 2, "ab", (1, 2, 3), 8, None, "name", None),
     Wants((Want(1, 2, "ab", (1, 2, 3), 8), Want(2, 2, "cd", (), 8, "n"))),
-    Entry(1, 2, "ab", (("linear.0.tail", "float32", (3, 4)),), 64, 5, 0.1, False),
+    Entry(1, 2, "ab", '[["linear.0.tail","float32",[3,4]]]', 64, 5, 0.1, False),
     Refused(1, 2, "no"),
 ]
 
@@ -140,7 +140,7 @@ TENSORS = {
 def test_tensors_are_unpacked_as_they_were_packed() -> None:
     specs, data = pack(TENSORS)
     found = unpack(specs, data)
-    assert list(found) == list(TENSORS)
+    assert found.keys() == TENSORS.keys() and read(written(specs)) == specs
     assert all(torch.equal(found[n], TENSORS[n]) and found[n].dtype == TENSORS[n].dtype for n in TENSORS)
 
 
@@ -155,6 +155,27 @@ def test_tensors_are_unpacked_as_they_were_packed() -> None:
 def test_parts_that_do_not_fit_are_refused(specs: Any) -> None:
     with pytest.raises(StoreCorrupt):
         unpack(specs, pack(TENSORS)[1])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "{}x", "[1]", '[["a"]]', '[["a","uint8",3]]', '[["a","uint8",["x"]]]', "[" * 90_000]
+)
+def test_parts_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(StoreCorrupt):
+        unpack(read(text), pack(TENSORS)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_what_is_not_finite_is_found_among_others(dtype: torch.dtype) -> None:
+    sound = {**TENSORS, "large": torch.randn(300, 7).to(dtype), "small": torch.randn(1).to(dtype)}
+    assert (
+        is_finite(*pack(sound)) and is_finite(*pack({"b": TENSORS["b"]})) and is_finite(*pack({"e": TENSORS["empty"]}))
+    )
+    for name, place in (("large", 2099), ("large", 0), ("small", 0), ("a", 7)):
+        for strange in (float("nan"), float("inf"), -float("inf")):
+            broken = sound[name].clone()
+            broken.view(-1)[place] = strange
+            assert not is_finite(*pack({**sound, name: broken}))
 
 
 def test_any_flipped_bit_and_any_swap_changes_the_digest() -> None:

@@ -10,7 +10,16 @@ import pytest
 
 from hypic.engine.parallel.assign import PLANNERS, Job, Member, alike, elsewhere, longest_first, makespan_s, round_robin
 from hypic.engine.parallel.cold import cold_s
-from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, EntrySize, LinkCost, Pace, from_json, to_json
+from hypic.engine.parallel.cost import (
+    NO_LINK,
+    UNMEASURED_LINK,
+    EncodeCost,
+    EntrySize,
+    LinkCost,
+    Pace,
+    from_json,
+    to_json,
+)
 from hypic.engine.parallel.simulate import Fleet, Trace, cold_request_s, lengths, play, uneven_ratio
 from hypic.engine.parallel.stealing import num_begun, num_to_take
 
@@ -149,6 +158,22 @@ def test_queued_work_is_counted() -> None:
     assert {place.rank for place in round_robin(jobs(*[512] * 6), busy, 0)} == {0, 1, 2}
     assert {place.rank for place in elsewhere(jobs(*[512] * 6), busy, 0)} == {1, 2}
     assert {place.rank for place in elsewhere(jobs(512), busy[:1], 0)} == {0}
+
+
+def test_what_a_step_makes_leaves_when_it_ends() -> None:
+    """16 entries with a way of 10 ms each come 160 ms after their step, not 10: a plan knows it and gives less away."""
+    cost = EncodeCost(0.02, 1.5e-5, batch_tokens=16_384)
+    near, far = (Member(1, cost, LinkCost(way_s, 0.0)) for way_s in (0.0, 0.01))
+    for wanted in (jobs(*[1024] * 64), jobs(*[2400] * 11)):
+        for name in ("longest-first", "round-robin"):
+            placed = PLANNERS[name](wanted, [Member(0, cost, NO_LINK), far], 0)
+            played = cold_s(wanted, [Member(0, cost, NO_LINK), far], [cost] * 2, name, steals=False)
+            assert makespan_s(placed) == pytest.approx(played, rel=0.06), name
+    even = makespan_s(round_robin(jobs(*[1024] * 64), [Member(0, cost, NO_LINK), near], 0))
+    late = makespan_s(round_robin(jobs(*[1024] * 64), [Member(0, cost, NO_LINK), far], 0))
+    assert late - even == pytest.approx(0.16)
+    placed = longest_first(jobs(*[1024] * 64), [Member(0, cost, NO_LINK), far], 0)
+    assert makespan_s(placed) < late - 0.03 and sum(place.rank == 1 for place in placed) < 32
 
 
 def test_a_slow_link_keeps_work_at_home() -> None:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hypic.engine.payload import difference
 from hypic.engine.plan import Piece
 from hypic.engine.sizing import Need
+from hypic.engine.store.image import EntryImage
 from tests.checkpoints import minimax, qwen
 from tests.engine.harness import live, seg
 from tests.engine.parallel.running import ENCODING, POLICY, Running, cold_prompt, config, is_running, running, until
@@ -103,13 +105,34 @@ def test_a_client_that_goes_away_cancels_everywhere(three: Running) -> None:
     assert len(three.ask(cold_prompt(140))[0]) == 8 and three.leaked() == Need()
 
 
-def test_deterministic_requests_stay_at_home(three: Running) -> None:
-    counts = three.workers.peers.counts
-    asked = counts.asked
-    three.ask(cold_prompt(150), policy=replace(POLICY, deterministic=True))
-    assert counts.asked == asked
-    three.ask(cold_prompt(150))
-    assert counts.asked > asked
+def test_segments_of_deterministic_requests_are_asked_of_those_that_give_the_same_bits(
+    three: Running, alone: Running
+) -> None:
+    exact, peers = replace(POLICY, deterministic=True), three.workers.peers
+    expected, _ = alone.ask(cold_prompt(150), policy=exact)
+    entries, came = alone.images(), peers.counts.came
+    found, _ = three.ask(cold_prompt(150), policy=exact)
+    images = three.images()
+    assert peers.counts.came >= came + 3 and peers.counts.fell_back == 0 and found == expected
+    keys = [key for key, entry in entries.items() if entry.deterministic]
+    assert len(keys) == 6 and all(_is_equal(images[key], entries[key]) for key in keys)
+    asked = peers.counts.asked
+    for peer in peers.view.peers.values():
+        peer.is_exact = False
+    assert three.ask(cold_prompt(151), policy=exact) and peers.counts.asked == asked
+    for peer in peers.view.peers.values():
+        peer.is_exact, peer.encode = True, replace(peer.encode, batch_tokens=50)
+    assert (
+        three.ask(cold_prompt(152), policy=exact) and peers.counts.asked == asked
+    )  # there they would be run in pieces
+    assert three.ask(cold_prompt(153)) and peers.counts.asked > asked
+    for peer in peers.view.peers.values():
+        peer.encode = replace(peer.encode, batch_tokens=8192)
+    assert three.leaked() == Need()
+
+
+def _is_equal(one: EntryImage, other: EntryImage) -> bool:
+    return all(torch.equal(one.tensors[name], tensor) for name, tensor in other.tensors.items())
 
 
 def test_one_worker_starts_nothing(alone: Running) -> None:

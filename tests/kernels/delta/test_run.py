@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hypic_kernels.delta import DeltaError, GatedNorm, Rule, chunked, run, runs_here
-from hypic_kernels.delta.check import RunVariant
+from hypic_kernels.delta.check import RunVariant, SettleVariant
+from hypic_kernels.delta.layout import CarryConfig
 from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.delta.rule import TOLERANCE
 from hypic_kernels.rows import Rows, row_arrays
@@ -43,10 +44,9 @@ def test_chunks_are_counted_row_by_row() -> None:
     made = row_arrays(LENGTHS)
     assert made.cu_seqlens.tolist() == [0, 70, 134, 135, 265] and made.chunk_offsets.tolist() == [0, 2, 3, 4, 7]
     assert made.chunk_indices.tolist() == [[0, 0], [0, 1], [1, 0], [2, 0], [3, 0], [3, 1], [3, 2]]
-    rows = Rows.of(LENGTHS, 2)
-    assert (rows.num_rows, rows.num_fold_tokens, rows.num_fold_chunks) == (4, 134, 3)
-    folds = rows.folds()
-    assert folds.cu_seqlens.tolist() == [0, 70, 134] and folds.chunk_indices.tolist() == [[0, 0], [0, 1], [1, 0]]
+    rows = Rows.of(LENGTHS, 2, marks={3: 0})
+    assert (rows.num_rows, rows.num_folds, rows.num_marks) == (4, 2, 1)
+    assert rows.folds.tolist() == [[0, 2], [2, 3]] and rows.marks.tolist() == [-1, -1, -1, 0, -1, -1, -1]
 
 
 @pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "given"])
@@ -150,8 +150,9 @@ def stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def by_pieces(p: Problem, rows: Rows, initial: Tensor) -> tuple[Tensor, ...]:
     out = torch.full(p.v.shape, math.nan)
-    final, transitions = chunked.run(*p.tokens, rows, initial, p.rule, p.norm, out)
-    return out, final, transitions
+    slots = torch.arange(len(initial), dtype=torch.int32)
+    kept, transitions = chunked.run(*p.tokens, rows, (initial, slots), p.rule, p.norm, out)
+    return out, kept, transitions
 
 
 @needs_interpreter
@@ -181,19 +182,94 @@ def test_chunks_are_solved_as_by_fla(stood_in: None, heads: tuple[int, int], dim
     assert relative_error(other.w, made[1].w.double()) > 100 * 1e-6
 
 
+PARTS = (8, 100, 64, 1, 92)
+# Parts of the first row, of the second and of the third: each but a row's last is filled up to a chunk.
+IN_PARTS = (*range(8), *[-1] * 56, *range(8, 108), *[-1] * 28, *range(108, 172), *range(172, 173), *[-1] * 63)
+
+
+def in_parts(p: Problem) -> Rows:
+    """Two rows in parts, with folds in their middle and at their end, and a row of one part."""
+    tokens = [*IN_PARTS, *range(173, 265)]
+    return Rows.of((256, 156), folds=[(1, 3), (5, 7)], marks={1: 1, 3: 0, 5: 2}, tokens=tokens)
+
+
+def test_a_row_in_parts_is_its_parts_one_after_the_other() -> None:
+    p = problem_of((265,)).wide()
+    out, kept, transitions = ran(p, in_parts(p), initial_of(p, 2), p.norm)
+    outputs, state, ends, maps = torch.empty_like(out), initial_of(p, 2), list[Tensor](), list[Tensor]()
+    begin, before = 0, state[:1]
+    for number, length in enumerate(PARTS):
+        before = state[1:] if number == 3 else before
+        part = replace(Rows.of((length,), 1), tokens=torch.arange(begin, begin + length, dtype=torch.int32))
+        found = torch.empty_like(out)
+        before, made = run(*p.tokens, part, before.contiguous(), found, rule=p.rule, norm=p.norm)
+        outputs[begin : begin + length] = found[begin : begin + length]
+        ends.append(before[0])
+        maps.append(made[0])
+        begin += length
+    expected = torch.stack([ends[1], ends[0], ends[3], ends[2], ends[4]]), torch.stack([maps[1], maps[4]])
+    assert relative_error(out, outputs) < 1e-12
+    assert all(relative_error(*pair) < 1e-11 for pair in zip((kept, transitions), expected, strict=True))
+
+
 @needs_interpreter
-@pytest.mark.parametrize("fault", ["scale", "sums", "unit"])
+@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("is_raw", [True, False], ids=["raw", "given"])
+def test_rows_in_parts_are_walked_as_the_reference_does(
+    stood_in: None, is_raw: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From slots of a pool, and transitions into one; what stands at places without a token shows nowhere."""
+    from hypic_kernels.delta import carrying
+
+    monkeypatch.setattr(carrying, "carry_config", lambda key_dim: CarryConfig(block, 4, 1))
+    p = problem_of((265,), is_raw=is_raw)
+    rows, wide, slots = in_parts(p), p.wide(), torch.tensor([3, 1], dtype=torch.int32)
+    pool, where = torch.full((4, 4, 24, 24), math.nan), torch.tensor([2, 0], dtype=torch.int32)
+    out = torch.full(p.v.shape, math.nan)
+    spoiled = replace(p, v=p.v.index_fill(0, torch.tensor(0), math.nan)) if block == 16 else p
+    kept, made = chunked.run(*spoiled.tokens, rows, (p.states, slots), p.rule, p.norm, out, (pool, where))
+    assert made is pool and bool(pool[[1, 3]].isnan().all())
+    expected = ran(wide, rows, wide.states[slots.long()], wide.norm)
+    if spoiled is p:
+        errors = [relative_error(*pair) for pair in zip((out, kept, pool[where.long()]), expected, strict=True)]
+        assert max(errors) < 1e-5
+        assert relative_error(kept.roll(1, 0), expected[1]) > 100 * 1e-5
+    else:  # a token that is not finite stands in the first row alone
+        assert bool(out[:8].isnan().any()) and relative_error(out[172:], expected[0][172:]) < 1e-5
+        assert relative_error(kept[[2, 4]], expected[1][[2, 4]]) < 1e-5
+
+
+@needs_interpreter
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_was_kept_is_settled_as_the_reference_does(state_dtype: torch.dtype) -> None:
+    variant = SettleVariant(torch.device("cpu"), state_dtype, 40, 33)
+    assert variant.measure() < (1e-6 if state_dtype == torch.float32 else 2**-8)
+
+
+@needs_interpreter
+def test_a_transition_that_is_forgotten_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hypic_kernels.delta import carrying
+
+    sound = carrying.settle
+    monkeypatch.setattr(carrying, "settle", lambda kept, made, *rest: sound(kept, (made[0] * 0, made[1]), *rest))
+    assert SettleVariant(torch.device("cpu"), torch.float32, 40, 33).measure() > 100 * 1e-5
+
+
+@needs_interpreter
+@pytest.mark.parametrize("fault", ["scale", "sums", "keys"])
 def test_a_wrong_call_shows(stood_in: None, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hypic_kernels.delta import solving
+    from hypic_kernels.delta import carrying, solving
 
     p, rows = problem_of(LENGTHS), Rows.of(LENGTHS, 2)
     if fault == "sums":
         monkeypatch.setattr(solving, "LOG2_E", 1.0)
-    elif fault == "unit":
-        monkeypatch.setattr(torch, "eye", lambda size, sound=torch.eye, **options: 2 * sound(size, **options))
+    elif fault == "keys":
+        sound = carrying.carry
+        monkeypatch.setattr(carrying, "carry", lambda k, *rest, **options: sound(k / 2, *rest, **options))
     wide = p.wide()
     given = replace(p, rule=replace(p.rule, scale=2 * p.rule.scale)) if fault == "scale" else p
-    found = chunked.run(*given.tokens, rows, initial_of(p, 4), given.rule, None, out := torch.zeros_like(p.v))
+    slots = torch.arange(4, dtype=torch.int32)
+    found = chunked.run(*given.tokens, rows, (initial_of(p, 4), slots), given.rule, None, out := torch.zeros_like(p.v))
     expected = ran(wide, rows, initial_of(p, 4).double())
     errors = [relative_error(one, other) for one, other in zip((out, *found), expected, strict=True)]
     assert max(errors) > 100 * 1e-5
@@ -242,7 +318,8 @@ def test_only_bfloat16_on_a_gpu_is_for_fla() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"num_folds": 5}, "transitions are wanted of 5 rows; there are 4"),
+        ({"folds": torch.zeros(2, 3, dtype=torch.int32)}, "rows.folds"),
+        ({"num_marks": 8}, "8 states before chunks are wanted; there are 7 chunks"),
         ({"tokens": torch.zeros(265)}, "rows.tokens is torch.float32"),
         ({"chunk_offsets": torch.zeros(3, dtype=torch.int32)}, "rows.chunk_offsets"),
         ({"cu_seqlens": torch.zeros(4, dtype=torch.int32)}, "rows.chunk_offsets"),

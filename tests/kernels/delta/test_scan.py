@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -253,17 +255,52 @@ def test_what_the_kernel_has_no_room_for() -> None:
 # -- on a GPU ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", SCAN_PRECISIONS)
-@pytest.mark.parametrize("size", SCAN_CHUNK_SIZES)
-def test_every_layout_on_a_gpu(size: int, precision: ScanPrecision) -> None:
+GPU_HEADS = ((64, 64), (96, 192), (128, 128), (24, 17))
+STORED_TYPES = list(itertools.product((F32, BF16), ((F32, F32), (BF16, BF16), ())))
+
+
+def in_every_case(test: Callable[..., None]) -> Callable[..., None]:
+    for name, values in (("head_dims", GPU_HEADS), ("precision", SCAN_PRECISIONS), ("size", SCAN_CHUNK_SIZES)):
+        test = pytest.mark.parametrize(name, values, ids=str)(test)
+    return test
+
+
+def check_scans(
+    size: int, precision: ScanPrecision, head_dims: tuple[int, int], cases: Iterable[tuple[ScanConfig, Any]]
+) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    for head_dims in ((64, 64), (96, 192), (128, 128), (24, 17)):
-        for config in scan_candidates(*head_dims):
-            for dtype in (F32, BF16):
-                for maps in ((F32, F32), (BF16, BF16), ()):
-                    variant = ScanVariant(device, dtype, F32, maps, F32, size, 2, *head_dims, True, precision, config)
-                    assert variant.measure() < SCAN_TOLERANCE[precision], variant
+    for config, (dtype, maps) in cases:
+        variant = ScanVariant(device, dtype, F32, maps, F32, size, 2, *head_dims, True, precision, config)
+        assert variant.measure() < SCAN_TOLERANCE[precision], variant
+
+
+def rotating(size: int, precision: ScanPrecision, head_dims: tuple[int, int]) -> list[tuple[ScanConfig, Any]]:
+    """Every layout with types that differ from case to case, each of which takes seconds to compile; for the heads of
+    most models the first layout with all of them."""
+    turn = SCAN_CHUNK_SIZES.index(size) + 2 * SCAN_PRECISIONS.index(precision) + GPU_HEADS.index(head_dims)
+    layouts = scan_candidates(*head_dims)
+    found = [(config, STORED_TYPES[(turn + 2 * n) % len(STORED_TYPES)]) for n, config in enumerate(layouts)]
+    return found if head_dims != (128, 128) else [*found[1:], *((layouts[0], types) for types in STORED_TYPES)]
+
+
+def test_rotating_types_leave_none_out() -> None:
+    seen = [(size, types) for size in SCAN_CHUNK_SIZES for precision in SCAN_PRECISIONS for head_dims in GPU_HEADS[:2]
+            for _, types in rotating(size, precision, head_dims)]  # fmt: skip
+    assert set(seen) == set(itertools.product(SCAN_CHUNK_SIZES, STORED_TYPES))
+
+
+@pytest.mark.gpu
+@in_every_case
+def test_every_layout_on_a_gpu(size: int, precision: ScanPrecision, head_dims: tuple[int, int]) -> None:
+    check_scans(size, precision, head_dims, rotating(size, precision, head_dims))
+
+
+@pytest.mark.gpu
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@in_every_case
+def test_every_layout_and_type_on_a_gpu(size: int, precision: ScanPrecision, head_dims: tuple[int, int]) -> None:
+    check_scans(size, precision, head_dims, itertools.product(scan_candidates(*head_dims), STORED_TYPES))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,103 @@
+"""Tables of a Markdown page, written anew from saved results, so that a page never tells other numbers than they do.
+
+A table stands between two marks that no reader sees; the first names the table and files beside the page, and may
+choose a model, sets and arms, in the order in which they are to stand:
+
+    <!-- hypic eval: gaps results/quality.json sets=S1,S5 arms=transition,addition -->
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hypic.errors import ConfigError
+from hypic_apps.eval import tables
+from hypic_apps.eval.drift import Drift, Layer
+from hypic_apps.eval.records import Record
+
+MARK = re.compile(r"(<!-- hypic eval: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one or several files hold."""
+
+    records: Sequence[Record] = ()
+    drift: Sequence[Drift] = ()
+
+    def chosen(self, names: Mapping[str, Sequence[str]]) -> Results:
+        """Records of some ``model``, ``sets`` and ``arms``, in the order in which these are named."""
+        found, drift = list(self.records), list(self.drift)
+        for option, field in (("model", "model"), ("sets", "set"), ("arms", "arm")):
+            if option in names:
+                order = list(names[option])
+                kept = [r for r in found if getattr(r, field) in order]
+                found = sorted(kept, key=lambda r: order.index(getattr(r, field)))
+        if "arms" in names:
+            drift = [d for name in names["arms"] for d in drift if d.arm == name]
+        return replace(self, records=found, drift=drift)
+
+
+TABLES: Mapping[str, Callable[[Results], list[str]]] = {
+    "quality": lambda found: tables.quality(found.records),
+    "gaps": lambda found: tables.gaps(found.records),
+    "likeness": lambda found: tables.likeness(found.records),
+    "others": lambda found: tables.others(found.records),
+    "knobs": lambda found: tables.knobs(found.records),
+    "closer": lambda found: tables.closer(found.records),
+    "goals": lambda found: tables.goals(found.records),
+    "drift": lambda found: tables.drift(found.drift),
+    "ends": lambda found: tables.ends(found.drift),
+    "distance": lambda found: tables.distance(found.drift[0]),
+}
+
+
+def read(paths: Sequence[Path]) -> Results:
+    """Results of several files together.
+
+    Raises:
+        ConfigError: one cannot be read, or holds no results.
+    """
+    saved = [_saved(path) for path in paths]
+    records = [Record(**row) for one in saved for row in one["records"]]
+    return Results(records, [drift_of(row) for one in saved for row in one.get("drift", ())])
+
+
+def _saved(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(path)!r} cannot be read ({error}); name a file that --save wrote.") from error
+    if not isinstance(found, dict) or "records" not in found:
+        raise ConfigError(f"{str(path)!r} holds no records; name a file that --save wrote.")
+    return found
+
+
+def drift_of(row: Mapping[str, Any]) -> Drift:
+    """A drift as JSON has it."""
+    layers = tuple(Layer(**{**layer, "heads": tuple(layer["heads"])}) for layer in row["layers"])
+    return Drift(row["arm"], row["num_prompts"], layers, tuple(tuple(bins) for bins in row["by_distance"]))
+
+
+def filled(text: str, folder: Path) -> str:
+    """A page's text with all of its marked tables anew; files are named from ``folder`` on.
+
+    Raises:
+        ConfigError: a mark names no table, or a file that cannot be read.
+    """
+    return MARK.sub(lambda found: found[1] + "\n".join(_table(found[2], folder)) + "\n" + found[4], text)
+
+
+def _table(mark: str, folder: Path) -> list[str]:
+    name, *words = mark.split()
+    if name not in TABLES:
+        raise ConfigError(f"a page's mark names the table {name!r}; there are {', '.join(TABLES)}.")
+    options = dict(word.split("=", 1) for word in words if "=" in word)
+    results = read([folder / word for word in words if "=" not in word])
+    return TABLES[name](results.chosen({option: value.split(",") for option, value in options.items()}))

@@ -1,0 +1,70 @@
+"""Real passages on demand, each with the questions that it answers: articles, lists of country facts, glosses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from random import Random
+
+from hypic_apps.train.corpus import Article, Corpus
+from hypic_apps.train.natural import article_asks, article_passage, base_title, country_passage, gloss_passage
+from hypic_apps.train.passages import Ask, Passage
+from hypic_apps.train.reading import asks_of
+
+
+class Library:
+    """Real passages on demand, from the articles that may be trained on, or from those held out."""
+
+    def __init__(self, corpus: Corpus, *, held_out: bool = False) -> None:
+        self.articles = tuple(a for a in corpus.articles if a.held_out == held_out)
+        self.countries, self.glosses = corpus.countries, corpus.glosses
+        self.by_topic: dict[str, list[Article]] = {}
+        for article in self.articles:
+            self.by_topic.setdefault(article.topic, []).append(article)
+        self.sentences = tuple(_short_sentences(self.articles))
+        self._asks: dict[str, tuple[Ask, ...]] = {}
+        self._further: dict[str, Sequence[tuple[str, Ask]]] = {}
+
+    def article(self, article: Article, r: Random) -> Passage:
+        """An article as a passage; its pairs are found once."""
+        asks = self._asks.get(article.title)
+        if asks is None:
+            asks = self._asks[article.title] = tuple(article_asks(article))
+        return article_passage(article, asks, r)
+
+    def absent(self, passages: Sequence[Passage], r: Random) -> list[Ask]:
+        """A question on an article that is not among the passages, nor named in them; mostly one, or none."""
+        texts = " ".join(p.text for p in passages).lower()
+        article = r.choice(self.articles)
+        name = base_title(article.title)
+        found = [a for a in article_asks(article) if name in a.question] if name.lower() not in texts else []
+        return [Ask("none", r.choice(found).question, "not stated")] if found else []
+
+    def questioned(self, article: Article, r: Random) -> Passage:
+        """An article as a passage with the questions that only training asks, on each sentence that was not cut off."""
+        passage = self.article(article, r)
+        if article.title not in self._further:
+            self._further[article.title] = tuple(asks_of(article, Random(article.title)))
+        more = tuple(ask for sentence, ask in self._further[article.title] if sentence in passage.text)
+        return replace(passage, asks=(*passage.asks, *more))
+
+    def passages(self, number: int, r: Random) -> list[Passage]:
+        """``number`` passages, all articles of one topic, a mixture, or with lists among them."""
+        if r.random() < 0.5:
+            pool: Sequence[Article] = self.articles
+        else:
+            pool = self.by_topic[r.choice(sorted(self.by_topic))]
+        out = [self.questioned(a, r) for a in r.sample(pool, min(number, len(pool)))]
+        if self.articles and r.random() < 0.3:
+            out[r.randrange(len(out))] = country_passage(r.choice(self.countries), r)
+        if r.random() < 0.3:
+            out[r.randrange(len(out))] = gloss_passage(self.glosses, r)
+        return out
+
+
+def _short_sentences(articles: Sequence[Article]) -> Iterator[str]:
+    for article in articles:
+        for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", article.text):
+            if 40 < len(sentence) < 150 and sentence.endswith("."):
+                yield sentence

@@ -1,0 +1,115 @@
+"""What makes a training world harder and more various than one to be graded on: relations that only training has,
+several of one kind of value in one thing, passages about several things, names in passing, near misses.
+
+For training alone: worlds of names kept for measuring never come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hypic_apps.train.passages import Fact, Passage, ask, first_sentence, named, side_by_side, table
+from hypic_apps.train.schema import Relation
+
+if TYPE_CHECKING:
+    from hypic_apps.train.world import World
+
+# Shares, in training: of things with invented relations, and of passages that go on from an earlier one.
+INVENTED, BRIDGED = 0.3, 0.5
+# In training too: of things whose facts are of one kind of value, of passages about several things, of passages that
+# name a thing they are not about, and of relations that only training has.
+RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
+UNINVENTED = ("task", "handbook", "meeting")
+MENTIONS = (
+    "More about {s} on another page.", "See also the notes on {s}.", "The same was asked about {s}.",
+    "There is no connection with {s}.", "The next page is about {s}.", "Readers of this page also looked for {s}.",
+    "Compare the entry on {s}.", "{s}, on the other hand, is another matter.", "We will come back to {s} later.",
+)  # fmt: skip
+
+
+def varied(world: World, kind: str, chosen: Sequence[Relation], most: int) -> list[Relation]:
+    """The relations with some exchanged for ones that only training has: further ones, invented ones, and now and
+    then several of one kind of value, so that only the words tell them apart."""
+    out = [further(world, kind) if world.r.random() < FURTHER else x for x in chosen]
+    if world.inventor is not None and kind not in UNINVENTED and world.r.random() < INVENTED:
+        place = world.r.randint(0, len(out))
+        out[place : place + world.r.randint(0, 1)] = [
+            world.inventor.relation(world.r, article_of(kind)) for _ in range(world.r.randint(1, 2))
+        ]
+    if most > 3 and world.r.random() < RIVALS:
+        out += rivals(world, kind, world.r.choice(out).value)
+    return told_apart(out)
+
+
+def further(world: World, kind: str) -> Relation:
+    """A relation of the kind that only training has, if there are such."""
+    every = world.relations(kind)
+    return world.r.choice([x for x in every if x.invented] or every)
+
+
+def rivals(world: World, kind: str, value: str) -> list[Relation]:
+    """Further relations of a kind of value: of the kind of thing, or invented."""
+    found = [x for x in world.relations(kind) if x.value == value != "choice"]
+    out = world.r.sample(found, min(len(found), 2))
+    if world.inventor is not None and kind not in UNINVENTED and value != "choice" and world.r.random() < 0.6:
+        out.append(world.inventor.relation(world.r, article_of(kind), value))
+    return out
+
+
+def mention(world: World) -> str:
+    """A sentence that names some thing of this world and says nothing of it."""
+    fact = world.r.choice([f for f in world.facts if f.kind not in ("task", "handbook")] or world.facts)
+    return world.r.choice(MENTIONS).replace("{s}", named(fact))
+
+
+def roster(world: World, kind: str) -> Passage:
+    """A passage that tells the same one or two relations of several things, in sentences or as a table."""
+    relations = world.r.sample(world.relations(kind), world.r.randint(1, 2))
+    relations = [x for x in relations if x.key != "lifespan"] or [further(world, kind)]
+    names = [world.name(kind) for _ in range(world.r.randint(2, 4))]
+    facts = [Fact(kind, name, x, world.value(kind, x)) for name in names for x in relations]
+    world.facts += facts
+    text = table(facts, world.r) if world.r.random() < 0.4 else side_by_side(facts, world.split, world.r)
+    asks = tuple(ask(fact, world.split, world.r) for fact in facts)
+    return Passage(text, first_sentence(text), asks, tuple(facts))
+
+
+def missing(world: World, kind: str, subject: str, relations: Sequence[Relation]) -> list[Relation]:
+    """Of relations that a thing lacks, those that none of its own could be meant by; half of the time only ones
+    that another thing has, or whose kind of value one of its own has."""
+    own = [f.relation for f in world.facts if f.subject == subject]
+    if world.inventor is not None and kind not in UNINVENTED and world.r.random() < INVENTED:
+        relations = [world.inventor.relation(world.r, article_of(kind))]
+    free = [x for x in relations if not any(is_alike(x, o) for o in own)]
+    others = {f.relation.key for f in world.facts if f.kind == kind}
+    values = {x.value for x in own}
+    hard = [x for x in free if x.key in others or (x.value in values and x.value != "choice")]
+    return hard if hard and world.r.random() < 0.6 else free
+
+
+def bridging(world: World, first: Fact) -> str:
+    """The noun by which a question leads from a thing to its value; in training any that the relation goes by."""
+    nouns = first.relation.nouns if world.split == "train" and world.r.random() < 0.3 else ()
+    return world.r.choice(nouns) if nouns else first.relation.noun
+
+
+def told_apart(relations: Sequence[Relation]) -> list[Relation]:
+    """The relations without any that goes by a name of an earlier one: a question could mean both."""
+    out: list[Relation] = []
+    for relation in relations:
+        if not any(is_alike(relation, earlier) or is_alike(earlier, relation) for earlier in out):
+            out.append(relation)
+    return out
+
+
+def is_alike(one: Relation, other: Relation) -> bool:
+    """Whether a question for one relation might be taken to ask for the other."""
+    if one.key == "lifespan" and other.key in ("birth_year", "death_year"):
+        return True
+    return one.key == other.key or not one.names.isdisjoint(other.names)
+
+
+def article_of(kind: str) -> str:
+    """The article that names of a kind take within a sentence."""
+    return "the " if kind in ("river", "animal", "product") else ""

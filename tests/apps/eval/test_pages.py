@@ -1,0 +1,128 @@
+"""Tables between marks: the project's own pages tell what its results hold, and marks choose and refuse."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from hypic.errors import ConfigError
+from hypic_apps.cli.main import main
+from hypic_apps.eval import pages, plot, tables
+from hypic_apps.eval.drift import Drift, Layer
+from hypic_apps.eval.records import Record
+
+ROOT = Path(__file__).parents[3]
+OWN = (ROOT / "README.md", ROOT / "apps" / "hypic_apps" / "eval" / "README.md")
+
+
+def _record(set: str, arm: str, metric: str, value: float, gap: float | None = None) -> Record:
+    gaps = (None, None, None) if gap is None else (gap, gap - 0.01, gap + 0.01)
+    return Record("tiny", set, arm, metric, value, 100, value - 0.1, value + 0.1, *gaps)
+
+
+RECORDS = [
+    *(_record(s, "full", "exact_match", 0.9) for s in ("S1", "S8", "S5")),
+    _record("S1", "transition", "exact_match", 0.898, -0.002),
+    _record("S8", "transition", "exact_match", 0.87, -0.03),
+    _record("S5", "transition", "exact_match", 0.7, -0.2),
+    _record("S5", "addition", "exact_match", 0.9, 0.0),
+    _record("S5", "addition", "run_share", 0.1),
+    _record("S5", "transition", "run_share", 0.1),
+    _record("S5", "seam-32", "exact_match", 0.82, -0.08),
+    _record("S5", "seam-32", "run_share", 0.4),
+    _record("S5", "edges-32", "exact_match", 0.81, -0.09),
+    _record("S5", "edges-32", "run_share", 0.2),
+]
+LAYERS = (Layer(0, "linear_attention", 2e-7, 0.1, (0.1,)), Layer(1, "linear_attention", 0.093, 0.05, (0.2,)))
+DRIFT = Drift("transition", 3, LAYERS, ((None, 0.5, None, None, None, None, None),))
+
+
+def _written(folder: Path) -> Path:
+    saved = {"model": "tiny", "num_parameters": 12_000_000, "records": [asdict(r) for r in RECORDS]}
+    (folder / "found.json").write_text(json.dumps({**saved, "drift": [asdict(DRIFT)]}))
+    return folder / "found.json"
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda path: path.parent.name)
+def test_the_projects_pages_tell_what_its_results_hold(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert len(pages.MARK.findall(text)) >= 2
+    assert pages.filled(text, page.parent) == text, (
+        "run: hypic eval --fill README.md --fill apps/hypic_apps/eval/README.md"
+    )
+
+
+def test_a_page_is_filled_between_its_marks_and_nowhere_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _written(tmp_path)
+    page, mark = tmp_path / "page.md", "<!-- hypic eval: gaps found.json sets=S5,S1 arms=seam-32,transition -->"
+    page.write_text(f"before\n{mark}\nold\n<!-- end -->\nafter\n")
+    assert main(["eval", "--fill", str(page)]) == 0 and "written anew" in capsys.readouterr().out
+    lines = page.read_text().splitlines()
+    assert lines[:2] == ["before", mark] and lines[-2:] == ["<!-- end -->", "after"] and "old" not in lines
+    assert lines[2] == "| arm against full | S5 | S1 |", "of the sets that count in the mean there is one"
+    assert [line.split(" | ")[0] for line in lines[4:6]] == ["| seam-32", "| transition"]
+    assert main(["eval", "--fill", str(page)]) == 0 and "as it was" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mark", ["poem found.json", "gaps nowhere.json"])
+def test_a_mark_that_cannot_be_filled_is_refused(mark: str, tmp_path: Path) -> None:
+    _written(tmp_path)
+    with pytest.raises(ConfigError, match=r"poem|nowhere"):
+        pages.filled(f"<!-- hypic eval: {mark} -->\n<!-- end -->", tmp_path)
+
+
+def test_every_table_can_be_made(tmp_path: Path) -> None:
+    _written(tmp_path)
+    for name in pages.TABLES:
+        text = pages.filled(f"<!-- hypic eval: {name} found.json -->\n<!-- end -->", tmp_path)
+        assert name == "others" or text.count("\n|") >= 2, name
+
+
+def test_goals_are_met_or_not() -> None:
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in tables.goals(RECORDS)}
+    assert rows["S1: gap at most 2 points"].endswith("| yes |")
+    wide = Record("tiny", "S6", "transition", "exact_match", 0.9, 24, 0.8, 1.0, 0.0, -0.13, 0.13)
+    assert "too few items" in tables.goals([*RECORDS, wide])[-2]
+    assert rows["S8: gap at most 2 points"].endswith("| no |")
+    (mean,) = [line for name, line in rows.items() if name.startswith("mean gap of S1, S8")]
+    assert "-1.6" in mean and mean.endswith("| no |")
+    (halved,) = [line for name, line in rows.items() if name.startswith("S5")]
+    assert "`edges-32` at 20 % of the tokens" in halved, "not the ablation, which costs less"
+
+
+def test_knobs_show_what_their_own_prompt_does_in_full() -> None:
+    more = [
+        *(_record("S5", "halves", m, v) for m, v in (("kl", 0.5), ("cached_bytes", 2.0**20), ("floor_s", 0.5))),
+        _record("S5", "halves", "exact_match", 0.8, -0.1),
+        _record("S5", "full-halves", "exact_match", 0.85, -0.05),
+        _record("S5", "full", "floor_s", 2.0),
+    ]
+    table = tables.knobs([r for r in [*RECORDS, *more] if r.set == "S5"])
+    (row,) = [line for line in table if line.startswith("| `halves`")]
+    assert row == "| `halves` | -10.0 (-11.0 to -9.0); its own full -5.0 | 0.5 |  |  | 1 MiB | 25 % |"
+    assert not any("full-halves" in line.split("|")[1] for line in table)
+
+
+def test_the_ends_of_a_models_depth() -> None:
+    assert tables.ends([DRIFT])[2] == "| transition | 2e-07 | 9.3 % | 5.0 % |"
+
+
+@pytest.mark.parametrize(("values", "ends", "ticks"), [((120, 1900), (100, 2000), 5), ((1e-7, 2.0), (1e-7, 10), 9)])
+def test_a_logarithmic_axis_holds_its_values(
+    values: tuple[float, float], ends: tuple[float, float], ticks: int
+) -> None:
+    axis = plot._axis(values, 0.0, 1.0)
+    assert (axis.low, axis.high) == pytest.approx(ends) and len(axis.ticks()) == ticks
+
+
+def test_saved_drift_is_shown_and_drawn_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = _written(tmp_path)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "records": []}))
+    assert main(["eval", "--show", str(file), "--plot", str(tmp_path / "d.svg")]) == 0
+    assert "| 1 (linear) | 0.093 | 0.05 |" in capsys.readouterr().out
+    assert "polyline" in (tmp_path / "d.svg").read_text()
