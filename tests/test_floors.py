@@ -28,6 +28,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.affine",),
     ("hypic.engine.linear",),
     ("hypic.engine.token_ids",),
+    ("hypic.engine.id_memory",),
     ("hypic.engine.segment",),
     ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),
@@ -54,6 +55,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.tokenizer",),
     ("hypic.engine.detokenizer",),
     ("hypic.engine.read_back",),
+    ("hypic.engine.sampling_state",),
     ("hypic.engine.sampler",),
     ("hypic.engine.kernel_choice",),
     ("hypic.engine.graphs",),
@@ -66,6 +68,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.jobs", "hypic.engine.work"),
     ("hypic.engine.lookup",),
     ("hypic.engine.admission",),
+    ("hypic.engine.snapshots",),
     ("hypic.engine.scheduler",),
     ("hypic.engine.report",),
     ("hypic.engine.watch",),
@@ -116,7 +119,13 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     "hypic_apps.eval": (
         *("hypic", "hypic.engine.plan", "hypic.engine.shares", "hypic.engine.runner", "hypic.engine.work"),
         "hypic.engine.engine",
-        *("hypic.engine.sampler", "hypic.engine.task", "hypic.engine.tokenizer", "hypic.engine.weights"),
+        *(
+            "hypic.engine.sampler",
+            "hypic.engine.sampling_state",
+            "hypic.engine.task",
+            "hypic.engine.tokenizer",
+            "hypic.engine.weights",
+        ),
     ),
 }
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from hypic.engine.jobs import Jobs
 from hypic.engine.lookup import ONE_ENCODE, Found, Lookup
-from hypic.engine.plan import Interior
+from hypic.engine.plan import Interior, PlannedSegment
 from hypic.engine.pool import Pool
 from hypic.engine.request import Encode, Held, Load, Request
 from hypic.engine.segment import CachedSegment
@@ -180,10 +180,14 @@ class Admission:
         for planned, key in ((one, key) for one in within for key in one.keys):
             entry = self.store.find(key)
             if entry is not None:
-                self.expiry.label(entry, planned.segment)
-                self.tiers.renamed(entry)
+                self._label(entry, planned)
         labels = request.plan.labels(found.start)
         self.expiry.label_snapshot(found.snapshot, labels, [planned.segment for planned in within], ())
+
+    def _label(self, entry: CachedSegment, planned: PlannedSegment) -> None:
+        self.expiry.label(entry, planned.segment)
+        self.history.asked(entry.key, len(entry.ids), planned)
+        self.tiers.renamed(entry)
 
     def _map_rows(self, request: Request, start: int) -> None:
         """Token slots by position: the snapshot's, and the request's own for rows."""
@@ -217,8 +221,7 @@ class Admission:
             held.wanted.popleft()
             held.entries[entry.key], held.last[entry.key] = entry, span.stop
             held.slots[span.start : span.stop] = entry.kv_slots
-            self.expiry.label(entry, request.plan.segments[span.number].segment)
-            self.tiers.renamed(entry)
+            self._label(entry, request.plan.segments[span.number])
             if held.in_pieces and request.plan.policy.deterministic:
                 break
         if not held.wanted:
@@ -237,7 +240,7 @@ class Admission:
         if entry is None:
             entry = self.store.get(key, request.plan.ids_of(span))
         if entry is not None and held.in_pieces:
-            self.pool.drop_pages(_taken(held.spare, self.jobs.need(span).pages))
+            self.pool.drop_pages(held.take_spare(self.jobs.need(span).pages))
         if entry is None or known is not None:
             return entry
         request.outcomes.setdefault(key, ("hit", ""))
@@ -264,9 +267,9 @@ class Admission:
         need = self.jobs.need(span, base, pending is not None)
         if not self.store.make_room(Need(states=need.states, transitions=need.transitions)):
             return None
-        pages = _taken(held.spare, need.pages)
+        pages = held.take_spare(need.pages)
         if held.in_pieces:
-            self.pool.drop_pages(_taken(held.spare, self.jobs.need(span).pages - need.pages))
+            self.pool.drop_pages(held.take_spare(self.jobs.need(span).pages - need.pages))
         self.store.count(pending is not None, pending is None)
         if pending is not None:
             request.outcomes.setdefault(key, ("hit", ""))
@@ -291,10 +294,3 @@ class Admission:
             return given or reason
         request.continued[span.key] = base.num_cached
         return f"grown: {len(request.plan.ids_of(span)) - len(base.ids)} new tokens behind {len(base.ids)} known ones"
-
-
-def _taken(pages: list[int], count: int) -> list[int]:
-    """The last ``count`` of ``pages``, no longer among them."""
-    taken = pages[len(pages) - count :]
-    del pages[len(pages) - count :]
-    return taken

@@ -9,7 +9,7 @@ from typing import Self
 
 from hypic.engine.detokenizer import Detokenizer
 from hypic.engine.request import Request
-from hypic.engine.sampler import SamplingState
+from hypic.engine.sampling_state import SamplingState
 from hypic.engine.task import Task, Vocabulary
 from hypic.types import FinishReason
 

@@ -9,6 +9,7 @@ flat prompts (``registry``) and passages of an index (``LLM.attach``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from hypic.engine.engine import Engine
@@ -43,16 +44,15 @@ def forget(engine: Engine, wanted: Wanted, also: Iterable[bytes] = ()) -> tuple[
 
 def _gathered(engine: Engine, wanted: Wanted) -> Texts:
     """The tokens of all texts that are meant, wherever one stands under its label."""
-    texts = Texts(wanted)
+    texts = Texts(wanted, wholes=engine.admission.history.wholes)
     for entry in (*engine.store, *_under_way(engine)):
-        if not entry.is_snapshot and wanted.fits(entry.labels):
-            texts.add(entry.ids)
+        if not entry.is_snapshot:
+            texts.take(entry.key, entry.labels, partial(tuple, entry.ids))
     for planned in (planned for request in _requests(engine) for planned in request.prompt.segments):
         if wanted.fits({label_of(planned.segment)}):
             texts.add(planned.ids)
     for image in engine.tiers.in_memory():
-        if wanted.fits(image.labels):
-            texts.add(image.ids)
+        texts.take(image.key, image.labels, partial(tuple, image.ids))
     for tier in engine.tiers.on_disk():
         erasing.gather(tier.folder, texts)
     return texts

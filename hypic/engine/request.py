@@ -45,6 +45,12 @@ class Held:
         """All that the running state is made of, or will be."""
         return [*([] if self.snapshot is None else [self.snapshot]), *self.folded, *self.entries.values()]
 
+    def take_spare(self, count: int) -> list[int]:
+        """The last ``count`` of the pages that are kept, no longer among them."""
+        taken = self.spare[len(self.spare) - count :]
+        del self.spare[len(self.spare) - count :]
+        return taken
+
 
 @dataclass(eq=False)
 class Request:

@@ -8,19 +8,15 @@ fp64 when the logits are. Not here: stop strings (``detokenizer``) and end-of-te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hypic.engine.read_back import ReadBack
+from hypic.engine.sampling_state import SamplingState, on, value_of
 from hypic.types import SamplingParams, TokenLogprob
-
-# Below it the likeliest token has all the weight, and dividing by it would only overflow.
-_GREEDY_BELOW = 1e-5
-_NEUTRAL = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
@@ -31,86 +27,6 @@ class SampledToken:
     token_id: int
     logprob: TokenLogprob | None = None
     finite: bool = True
-
-
-class SamplingState:
-    """One request's sampling values, token ids so far and random numbers.
-
-    ``params`` has every value resolved: the request's, else the checkpoint's ``defaults``, else neutral.
-    ``seed`` is used when the request names none; without either the numbers differ in every run.
-    """
-
-    def __init__(
-        self,
-        params: SamplingParams,
-        prompt_ids: Sequence[int] = (),
-        *,
-        defaults: Mapping[str, float] | None = None,
-        seed: int | None = None,
-    ) -> None:
-        self.params = _resolved(params, defaults or {})
-        self.prompt_ids = prompt_ids
-        self.generated_ids: list[int] = []
-        self._seed = self.params.seed if self.params.seed is not None else seed
-        self._seen: Tensor | None = None
-        self._counts: Tensor | None = None
-
-    @property
-    def is_greedy(self) -> bool:
-        return _of(self.params.temperature) < _GREEDY_BELOW
-
-    @property
-    def is_penalized(self) -> bool:
-        """Whether ids that stand in the prompt or the answer are less likely for it."""
-        params = self.params
-        return params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether its tokens are the likeliest of the logits as they are, and nothing else is asked for."""
-        return self.is_greedy and not self.is_penalized and self.params.logprobs is None
-
-    @cached_property
-    def _generator(self) -> torch.Generator:
-        """Made with the first number: greedy requests draw none."""
-        made = torch.Generator()
-        if self._seed is None:
-            made.seed()
-        else:
-            made.manual_seed(self._seed)
-        return made
-
-    def uniform(self) -> float:
-        """The next random number in [0, 1)."""
-        return float(torch.rand((), generator=self._generator, dtype=torch.float64))
-
-    def append(self, token_id: int) -> None:
-        """Take note of a generated token."""
-        self.generated_ids.append(token_id)
-        if self._seen is not None or self._counts is not None:
-            self._note(token_id)
-
-    @torch.inference_mode()
-    def _note(self, token_id: int) -> None:
-        if self._seen is not None:
-            self._seen[token_id] = True
-        if self._counts is not None:
-            self._counts[token_id] += 1
-
-    def seen(self, vocab_size: int, device: torch.device) -> Tensor:
-        """``[V]``, bool: which ids stand in the prompt or among the generated."""
-        if self._seen is None:
-            ids = _on(device, [*self.prompt_ids, *self.generated_ids], torch.long)
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device).index_fill_(0, ids, True)
-        return self._seen
-
-    def counts(self, vocab_size: int, device: torch.device) -> Tensor:
-        """``[V]``, int64: how often each id was generated."""
-        if self._counts is None:
-            ids = _on(device, self.generated_ids, torch.long)  # not bincount: it waits for the device
-            counts = torch.zeros(vocab_size, dtype=torch.long, device=device)
-            self._counts = counts.index_add_(0, ids, torch.ones_like(ids))
-        return self._counts
 
 
 @dataclass(frozen=True)
@@ -194,14 +110,14 @@ class Sampler:
             return scores.argmax(-1)
         if len(drawn) == len(states):
             return self._draw(scores, states)
-        rows = _on(scores.device, drawn, torch.long)
+        rows = on(scores.device, drawn, torch.long)
         return scores.argmax(-1).index_copy_(0, rows, self._draw(scores[rows], [states[row] for row in drawn]))
 
     def _draw(self, scores: Tensor, states: Sequence[SamplingState]) -> Tensor:
         """``[R]``: ids by inverting the cumulative distribution, in fp64, at each state's next random number."""
         weights = filter_scores(scores, [state.params for state in states]).softmax(-1).double()
         cumulative = weights.cumsum(-1)
-        at = _on(scores.device, [[state.uniform()] for state in states], torch.float64)
+        at = on(scores.device, [[state.uniform()] for state in states], torch.float64)
         drawn = torch.searchsorted(cumulative, at * cumulative[:, -1:], right=True)
         # A product rounded up to the whole sum would land behind the last id that has any weight.
         last = cumulative.argmax(-1, keepdim=True)
@@ -211,17 +127,11 @@ class Sampler:
         wanted = wanted_logprobs(states)
         if not wanted:
             return ()
-        rows = _on(logits.device, list(wanted), torch.long)
+        rows = on(logits.device, list(wanted), torch.long)
         logprobs = logits[rows].log_softmax(-1)
         own = logprobs.gather(-1, chosen[rows].unsqueeze(-1)).squeeze(-1)
         values, ids = logprobs.topk(min(max(wanted.values()), logits.shape[-1]), dim=-1)
         return own, values, ids
-
-
-def _on(device: torch.device, values: Sequence[Any], dtype: torch.dtype) -> Tensor:
-    """Numbers of the host on a device, without waiting for what the device is at."""
-    made = torch.tensor(values, dtype=dtype)
-    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
 
 
 def penalize(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
@@ -234,7 +144,7 @@ def penalize(logits: Tensor, states: Sequence[SamplingState]) -> Tensor:
     for row, state in enumerate(states):
         if not state.is_penalized:
             continue
-        repetition = _of(state.params.repetition_penalty)
+        repetition = value_of(state.params.repetition_penalty)
         presence, frequency = state.params.presence_penalty, state.params.frequency_penalty
         scores = logits.clone() if scores is logits else scores
         values, size = scores[row], (logits.shape[-1], logits.device)
@@ -253,13 +163,13 @@ def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     ``top_p`` keeps the fewest likeliest ids whose weights add up to it, ``min_p`` those of at least this share
     of the likeliest one's weight. Ids that tie with the last one kept stay, so that no order among them matters.
     """
-    values = [[_of(p.temperature), _of(p.top_p), _of(p.min_p)] for p in params]
-    columns = _on(scores.device, values, torch.float64)
+    values = [[value_of(p.temperature), value_of(p.top_p), value_of(p.min_p)] for p in params]
+    columns = on(scores.device, values, torch.float64)
     temperature, top_p, min_p = columns[:, 0:1], columns[:, 1:2], columns[:, 2:3]
     # The likeliest at zero: no temperature is small enough to overflow.
     scores = (scores - scores.amax(-1, keepdim=True)) / temperature.to(scores.dtype)
-    scores = _top_k(scores, [int(_of(p.top_k)) for p in params])
-    if any(_of(p.top_p) < 1.0 for p in params):
+    scores = _top_k(scores, [int(value_of(p.top_k)) for p in params])
+    if any(value_of(p.top_p) < 1.0 for p in params):
         scores = _top_p(scores, top_p)
     return scores.masked_fill(scores < min_p.log(), -torch.inf)
 
@@ -271,8 +181,8 @@ def _top_k(scores: Tensor, top_k: Sequence[int]) -> Tensor:
     if not limited:
         return scores
     values = scores.topk(max(limited), dim=-1).values
-    at = _on(scores.device, [[min(k, max(limited)) - 1] for k in sizes], torch.long)
-    unlimited = _on(scores.device, [[k == vocab_size] for k in sizes], torch.bool)
+    at = on(scores.device, [[min(k, max(limited)) - 1] for k in sizes], torch.long)
+    unlimited = on(scores.device, [[k == vocab_size] for k in sizes], torch.bool)
     lowest = values.gather(-1, at).masked_fill(unlimited, -torch.inf)
     return scores.masked_fill(scores < lowest, -torch.inf)
 
@@ -289,15 +199,3 @@ def _top_p(scores: Tensor, top_p: Tensor) -> Tensor:
     dropped[:, 0] = False
     lowest = ordered.masked_fill(dropped, torch.inf).amin(-1, keepdim=True)
     return scores.masked_fill(scores < lowest, -torch.inf)
-
-
-def _resolved(params: SamplingParams, defaults: Mapping[str, float]) -> SamplingParams:
-    open_values: dict[str, Any] = {
-        name: defaults.get(name, neutral) for name, neutral in _NEUTRAL.items() if getattr(params, name) is None
-    }
-    return replace(params, **open_values) if open_values else params
-
-
-def _of(value: float | None) -> float:
-    assert value is not None, "sampling values are resolved when a SamplingState is made"
-    return value

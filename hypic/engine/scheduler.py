@@ -16,10 +16,10 @@ from hypic.engine.plan import Mark
 from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
-from hypic.engine.work import EncodeRun, RequestRun, SnapshotTaken, Work
+from hypic.engine.snapshots import Snapshots
+from hypic.engine.work import EncodeRun, RequestRun, Work
 from hypic.errors import HypicError, StoreFull
 
-MIN_SNAPSHOT_TOKENS = 32
 MIN_PREFILL_TOKENS = 64
 PREFETCHED = 4
 TOO_SMALL = "the pool that memory= sizes is too small for this prompt; raise memory= or shorten the prompt."
@@ -31,6 +31,7 @@ class Scheduler:
     def __init__(self, admission: Admission, max_running: int, max_step_tokens: int) -> None:
         self.admission, self.pool, self.store = admission, admission.pool, admission.store
         self.max_running, self.max_step_tokens = max_running, max_step_tokens
+        self.snapshots = Snapshots(admission)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Request] = {}
         self.failures: list[tuple[Request, HypicError]] = []
@@ -178,25 +179,13 @@ class Scheduler:
             return entry.key in finishing or not self.admission.jobs.has(entry.key)
 
         def snapshot_slot(mark: Mark) -> int | None:
-            return self._snapshot_slot(work, request, mark)
+            return self.snapshots.take(work, request, mark)
 
         chain, reached = request.prefill_chain(budget, is_ready, snapshot_slot)
         if chain is None:
             return 0
         work.requests.append(RequestRun(request, chain, reached))
         return chain.num_tokens
-
-    def _snapshot_slot(self, work: Work, request: Request, mark: Mark) -> int | None:
-        """A state slot for a snapshot at ``mark``, if it is worth one and memory has one to spare."""
-        # Prefix reuse has nothing but snapshots, so it takes one at every border.
-        least = MIN_SNAPSHOT_TOKENS if request.plan.policy.reuse == "segments" else 1
-        near = mark.position - request.last_mark < least
-        if near or mark.digest in self.store or not self.store.make_room(Need(states=1)):
-            return None
-        request.last_mark = mark.position
-        taken = SnapshotTaken(request, mark, self.pool.take_state())
-        work.snapshots.append(taken)
-        return taken.state_slot
 
     def _decode(self, work: Work, request: Request) -> None:
         held = request.held
@@ -248,7 +237,7 @@ class Scheduler:
             failed |= encode.job.waiters.keys() if number in broken else set()
             self._settle_encode(encode, number in broken)
         for taken in work.snapshots:
-            self._settle_snapshot(taken, taken.request.id in failed)
+            self.snapshots.settle(taken, taken.request.id in failed)
         if not work.is_advanced:
             self.advance(work)
         return failed
@@ -273,23 +262,9 @@ class Scheduler:
         elif run.reached == len(run.job.entry.ids):
             self.admission.jobs.stored(run.job)
 
-    def _settle_snapshot(self, taken: SnapshotTaken, is_broken: bool) -> None:
-        if is_broken:
-            self.pool.drop_state(taken.state_slot)
-            return
-        mark = taken.mark
-        self.store.put(self.admission.snapshot(taken.request, mark.digest, mark.position, taken.state_slot))
-
     def finish(self, request: Request) -> None:
         """End a request that is answered; its running state becomes a snapshot for the next turn, however short."""
-        held = request.held
-        assert held is not None, "a request finishes while it runs"
-        if request.done > request.last_mark and request.prompt.policy.reuse != "none":
-            num_generated = max(0, request.done - len(request.prompt.ids))
-            digest = request.prompt.digest_after(request.generated[:num_generated])
-            kept = self.admission.snapshot(request, digest, request.done, held.state_slot)
-            held.state_slot = 0
-            self.store.put(kept)
+        self.snapshots.take_end(request)
         self.remove(request)
 
     def abandon(self, work: Work) -> list[Request]:

@@ -12,17 +12,15 @@ This is the only module of the engine that imports transformers, and it does so 
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from hypic.engine.id_memory import IdMemory
 from hypic.engine.messages import Part, Turn, flat_parts, split_turns
 from hypic.engine.plan import Piece
 from hypic.engine.rendering import Rendering
-from hypic.engine.token_ids import Packed, TokenIds, packed_ids
 from hypic.engine.vocabulary import any_of, data_tokenizer, eos_ids, generation_defaults, read_json
 from hypic.errors import CheckpointError, PromptError, UnsupportedModel
 from hypic.types import Prompt, PromptLike
@@ -30,8 +28,6 @@ from hypic.types import Prompt, PromptLike
 if TYPE_CHECKING:
     import transformers
 
-# Eight bytes an id, as keys are made of them: some 32 MiB for each memory.
-REMEMBERED_IDS = 1 << 22
 _SLOW_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tiktoken.model", "tekken.json")
 _RESERVED = (
     *("conversation", "tools", "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
@@ -64,7 +60,7 @@ class Tokenizer:
         self._spellings = any_of([token.content for token in added.values()])
         self._data = data_tokenizer(self._control.to_str(), frozenset(added))
         self._opening = self._added_before_text()
-        self._scaffold_ids, self._data_ids, self._answers = _IdMemory(), _IdMemory(), _IdMemory()
+        self._scaffold_ids, self._data_ids, self._answers = IdMemory(), IdMemory(), IdMemory()
         self.special_ids = frozenset(i for i, token in self._hf.added_tokens_decoder.items() if token.special)
         vocabulary = self._control.get_vocab(with_added_tokens=True)
         self.byte_ids = frozenset(i for token, i in vocabulary.items() if re.fullmatch("<0x[0-9A-F]{2}>", token))
@@ -191,48 +187,6 @@ class Tokenizer:
         whole = self._hf.encode("a", add_special_tokens=True)
         starts = [n for n in range(len(whole)) if whole[n : n + len(plain)] == plain]
         return tuple(whole[: starts[0]]) if starts else ()
-
-
-class _IdMemory:
-    """The ids of texts seen lately, packed: bounded by their number, least recently used go first. Thread-safe."""
-
-    def __init__(self, max_ids: int = REMEMBERED_IDS) -> None:
-        self._max_ids, self._num_ids = max_ids, 0
-        self._packed: OrderedDict[str, Packed] = OrderedDict()
-        self._lock = Lock()
-
-    def of(self, text: str, encode: Callable[[], list[int]]) -> TokenIds:
-        found = self.get(text)
-        if found is None:
-            found = TokenIds(encode())
-            self.put(text, found)
-        return found
-
-    def get(self, text: str) -> TokenIds | None:
-        with self._lock:
-            packed = self._packed.get(text)
-            if packed is None:
-                return None
-            self._packed.move_to_end(text)
-        return TokenIds.unpacked(packed)
-
-    def put(self, text: str, ids: Sequence[int]) -> None:
-        packed = ids.packed if isinstance(ids, TokenIds) else Packed(packed_ids(ids))
-        with self._lock:
-            self._take(text)
-            self._packed[text] = packed
-            self._num_ids += len(packed)
-            while self._num_ids > self._max_ids:
-                self._take(next(iter(self._packed)))
-
-    def drop(self, is_meant: Callable[[tuple[int, ...]], bool] | None) -> None:
-        with self._lock:
-            known = list(self._packed.items())
-            for text in [t for t, packed in known if is_meant is None or is_meant(TokenIds.unpacked(packed))]:
-                self._take(text)
-
-    def _take(self, text: str) -> None:
-        self._num_ids -= len(self._packed.pop(text, ()))
 
 
 def _led_into(shown: Sequence[int | tuple[str, bool]], turns: Sequence[Turn]) -> list[Turn]:

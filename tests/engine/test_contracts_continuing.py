@@ -11,6 +11,7 @@ from hypic.engine import scheduler
 from hypic.engine.admission import Admission
 from hypic.engine.plan import Piece, Plan
 from hypic.engine.request import Request
+from hypic.engine.snapshots import Snapshots
 from hypic.types import Policy
 from tests.engine.harness import (
     POLICY,
@@ -165,16 +166,16 @@ def snapshot_fault(fault: str, patch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(Admission, "_hold", faulty)
         return
-    made = scheduler.Scheduler._settle_snapshot
+    made = Snapshots.settle
 
     def stored_one_late(self, taken, is_broken: bool) -> None:  # type: ignore[no-untyped-def]
         """The snapshot's keys are those of one token later."""
         made(self, taken, is_broken)
-        for entry in self.store:
+        for entry in self.admission.store:
             if entry.is_snapshot:
                 entry.kv_slots[1:] = entry.kv_slots[:-1].copy()
 
-    patch.setattr(scheduler.Scheduler, "_settle_snapshot", stored_one_late)
+    patch.setattr(Snapshots, "settle", stored_one_late)
 
 
 @pytest.mark.parametrize("fault", ["wrong state", "wrong pages"])

@@ -233,6 +233,28 @@ def test_out_of_memory_in_a_step_shrinks_the_store_and_starts_again(bench: Make,
     engine.assert_back_to_start()
 
 
+@pytest.mark.parametrize("fail_in", [None, "forward", "choice"])
+def test_a_seeded_request_that_starts_again_gets_the_tokens_that_it_would_have_got(
+    fail_in: str | None, bench: Make
+) -> None:
+    sampling = {"temperature": 1.5, "seed": 7}
+    expected = bench("qwen").ask(few_segments(), max_tokens=12, **sampling).ids
+    engine, broken = bench("qwen"), list[int]()
+    place, name = (engine.watched, "forward_final") if fail_in == "forward" else (engine.engine.sampler, "choose")
+    sound = getattr(place, name)
+
+    def failing(*arguments: Any) -> Any:
+        result = sound(*arguments)
+        if fail_in and engine.num_steps in (3, 6) and engine.num_steps not in broken:
+            broken.append(engine.num_steps)
+            raise torch.OutOfMemoryError("no room")
+        return result
+
+    setattr(place, name, failing)
+    assert engine.ask(few_segments(), max_tokens=12, **sampling).ids == expected
+    assert len(set(expected)) > 3 and broken == ([3, 6] if fail_in else [])
+
+
 def test_a_request_that_always_runs_out_of_memory_fails(bench: Make) -> None:
     engine = bench("qwen")
 

@@ -22,7 +22,7 @@ from hypic.engine.kernel_buffer import Sent
 from hypic.engine.loop import EngineLoop
 from hypic.engine.read_back import Landing, ReadBack, packed, unpacked
 from hypic.engine.runner import Runner
-from hypic.engine.sampler import SamplingState
+from hypic.engine.sampling_state import SamplingState
 from hypic.engine.slot_table import SlotTable
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.types import SamplingParams

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from hypic import SamplingParams
-from hypic.engine.sampler import Sampler, SamplingState, filter_scores, penalize
+from hypic.engine.sampler import Sampler, filter_scores, penalize
+from hypic.engine.sampling_state import SamplingState
 from hypic.types import TokenLogprob
 
 VOCAB = 50

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypic.engine import segment as under_test
+from hypic.engine.id_memory import IdMemory
 from hypic.engine.plan import Piece, make
 from hypic.engine.segment import Identity
 from hypic.engine.token_ids import Packed, TokenIds, are_same, head_of, packed_ids
-from hypic.engine.tokenizer import _IdMemory
 from hypic.types import Policy, Segment
 
 IDENTITY = Identity("f" * 64, "torch.bfloat16")
@@ -58,7 +58,7 @@ def test_a_known_text_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return sound(begun, packed)
 
     monkeypatch.setattr(under_test, "_key", counting)
-    memory = _IdMemory()
+    memory = IdMemory()
     plans = []
     for _ in range(3):
         ids = memory.of("a text", lambda: list(range(64)))
@@ -69,7 +69,7 @@ def test_a_known_text_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_packed_goes_with_the_text() -> None:
-    memory = _IdMemory()
+    memory = IdMemory()
     kept = weakref.ref(memory.of("a text", lambda: [1, 2, 3]).packed)
     assert isinstance(kept(), Packed)
     memory.drop(lambda ids: ids == (1, 2, 3))

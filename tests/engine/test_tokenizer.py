@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from hypic import Prompt, Segment
+from hypic.engine.id_memory import IdMemory
 from hypic.engine.plan import Piece
-from hypic.engine.tokenizer import Tokenizer, _IdMemory
+from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import PromptError
 from tests.engine.tiny_tokenizers import (
     CHATML,
@@ -327,7 +328,7 @@ def test_generated_ids_are_used_when_their_text_returns(tokenizer: Tokenizer) ->
 
 
 def test_memory_is_bounded_and_forgets_the_least_recently_used() -> None:
-    memory = _IdMemory(max_ids=10)
+    memory = IdMemory(max_ids=10)
     for text in "abc":
         memory.put(text, [1, 2, 3])
     memory.get("a")

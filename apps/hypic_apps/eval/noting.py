@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hypic.engine.sampler import Choice, Likeliest, Sampler, SamplingState
+from hypic.engine.sampler import Choice, Likeliest, Sampler
+from hypic.engine.sampling_state import SamplingState
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from hypic.engine.store import encoding
@@ -14,8 +15,7 @@ from hypic.errors import StoreCorrupt
 def gather(folder: Path, texts: Texts) -> None:
     """Take in the tokens of the texts in a folder whose labels are meant."""
     for path, about in _listed(folder):
-        if texts.wanted.fits(about.labels):
-            texts.add(ids_of(path))
+        texts.take(about.key, about.labels, partial(ids_of, path))
 
 
 def erase(folder: Path, texts: Texts) -> list[bytes]:

@@ -5,12 +5,25 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hypic.engine.segment import Label, label_of
 from hypic.types import Segment
+
+
+class PlannedText(Protocol):
+    """What is remembered of a planned segment: its label, its tokens, and the keys of its entries in order."""
+
+    @property
+    def segment(self) -> Segment: ...
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def keys(self) -> tuple[bytes, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,8 @@ class History:
         self._names: OrderedDict[Label, str] = OrderedDict()
         self._entries: OrderedDict[Label, bytes] = OrderedDict()
         self._expired: OrderedDict[bytes, None] = OrderedDict()
+        # By an entry's key and a label: the texts that begin with the entry's tokens, by the key of their last entry.
+        self._parts: OrderedDict[bytes, dict[Label, dict[bytes, tuple[int, ...]]]] = OrderedDict()
 
     def note(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> None:
         """A segment was encoded."""
@@ -58,6 +73,20 @@ class History:
             while len(self._entries) > self.capacity:
                 self._entries.popitem(last=False)
 
+    def asked(self, key: bytes, num_tokens: int, planned: PlannedText) -> None:
+        """An entry of ``num_tokens`` was asked for as one of a text, of which it may hold but the beginning."""
+        if num_tokens == len(planned.ids) and key not in self._parts:
+            return
+        wholes = self._parts.pop(key, {})
+        self._parts[key] = wholes
+        wholes.setdefault(label_of(planned.segment), {})[planned.keys[-1]] = planned.ids
+        while len(self._parts) > self.capacity:
+            self._parts.popitem(last=False)
+
+    def wholes(self, key: bytes, label: Label) -> Sequence[tuple[int, ...]]:
+        """The texts under a label of which an entry holds the beginning, as far as that is known."""
+        return list(self._parts.get(key, {}).get(label, {}).values())
+
     def expired(self, key: bytes) -> None:
         """A key's entry has lived its time."""
         self._expired.pop(key, None)
@@ -77,6 +106,11 @@ class History:
                 del self._texts[content]
             elif kept != before:
                 self._texts[content] = kept
+        for key, wholes in list(self._parts.items()):
+            for label in [label for label in wholes if fits({label})]:
+                del wholes[label]
+            if not wholes:
+                del self._parts[key]
         tables: tuple[OrderedDict[Label, Any], ...] = (self._names, self._entries)
         for table in tables:
             for label in [label for label in table if fits({label})]:

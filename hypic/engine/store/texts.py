@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,12 +31,28 @@ class Wanted:
         return self.namespace is None or any(label.namespace == self.namespace for label in labels)
 
 
+def _whole(key: bytes, label: Label) -> Iterable[Sequence[int]]:
+    """Nothing is known of texts longer than their entry."""
+    return ()
+
+
 @dataclass
 class Texts:
-    """Token ids of texts that are meant, found again inside others."""
+    """Token ids of texts that are meant, found again inside others. ``wholes`` gives the texts of which an entry, known
+    by a label, holds the beginning; none where it holds all, or where that is not known any more."""
 
     wanted: Wanted
     needles: set[bytes] = field(default_factory=set)
+    wholes: Callable[[bytes, Label], Iterable[Sequence[int]]] = _whole
+
+    def take(self, key: bytes, labels: Iterable[Label], ids: Callable[[], Iterable[int]]) -> None:
+        """Take in what an entry's tokens ``ids`` are of, if it is meant."""
+        labels = tuple(labels)
+        if not self.wanted.fits(labels):
+            return
+        for label in [label for label in labels if self.wanted.fits((label,))] or [Label()]:
+            for text in tuple(self.wholes(key, label)) or (ids(),):
+                self.add(text)
 
     def add(self, ids: Iterable[int]) -> None:
         self.needles.add(_packed(ids))
