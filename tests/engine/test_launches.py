@@ -1,4 +1,4 @@
-"""How many kernels a layer takes in warm and decode steps, by family: the bound is what there are now, so that no
+"""How many kernels a layer takes in cold, warm and decode steps, by family: the bound is what there are now, so that no
 operator of torch creeps in between the fused ones."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypic.config import EngineConfig
 from hypic.engine.layers import norm
 from hypic.engine.layers.attention import Attention
 from hypic.engine.runner import Runner
-from tests.engine.harness import Bench, few_segments
+from tests.engine.harness import Bench, few_segments, live, seg
 from tests.engine.launches import Launches, as_on_a_gpu
 from tests.engine.models.every_model import BUILDERS
 
@@ -29,6 +29,10 @@ MIXERS = {
 FEEDS = {"SwiGLU": 3, "MoE": 8, "SoftmaxMoE": 6}
 NORMS_AND_SUMS = 3
 GATE = 2
+# Of a linear layer in a step that encodes: more than in a warm step, which scans alone.
+RUNS = 6
+# Of attention: long chains are run against their own rows, beside pages.
+DENSE = 3
 # The last layer picks the rows whose logits are wanted, and asks for queries and keys apart.
 LAST = 4
 
@@ -69,6 +73,24 @@ def test_no_layer_launches_more_than_its_fused_kernels(
         warm, decode = sum(steps[0].values()), sum(steps[-1].values())
         assert 0 < warm <= bound(layer, False, is_last), f"layer {number}: {dict(steps[0])}"
         assert 0 < decode <= bound(layer, True, is_last), f"layer {number}: {dict(steps[-1])}"
+
+
+def test_a_cold_step_launches_a_warm_one_and_what_runs_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """However many segments are encoded in it."""
+    loaded = Runner.load(BUILDERS["qwen3_5_moe_text"](tmp_path / "model"), EngineConfig(**SETTINGS, kernels="on"))
+    bench, launches = Bench(loaded, kernels="on"), Launches()
+    as_on_a_gpu(monkeypatch, launches)
+    for num_segments in (1, 3):
+        found: list[list[Counter[str]]] = [[] for _ in layers_of(loaded)]
+        with ExitStack() as stack:
+            for layer, own in zip(layers_of(loaded), found, strict=True):
+                stack.enter_context(launches.of(layer, own))
+            stack.enter_context(launches)
+            bench.ask([*(seg(520, num_segments * 10 + n) for n in range(num_segments)), live(70, 2)], max_tokens=1)
+        for number, (layer, steps) in enumerate(zip(layers_of(loaded), found, strict=True)):
+            more = DENSE if isinstance(layer.mixer, Attention) else RUNS
+            most = bound(layer, False, number == len(found) - 1) + more
+            assert 0 < sum(steps[0].values()) <= most, f"layer {number}: {dict(steps[0])}"
 
 
 def test_the_count_sees_plain_operators(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

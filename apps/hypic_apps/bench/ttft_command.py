@@ -40,8 +40,8 @@ hypic bench ttft --geometry qwen3.5-4b --arms warm --runs 3 --profile warm.txt
 hypic bench ttft --geometry qwen3.5-4b --deterministic
 """
 DETAILS = """Every repetition has new documents. Floors are what this chip could do at best,
-from its matrix rate and bandwidth measured at the start. --deterministic measures
-every arm but prefix both ways, and prints what it costs."""
+from its matrix rate and bandwidth measured at the start. With --deterministic
+every arm but prefix is measured both ways, and what it costs is printed."""
 LONGEST_PROMPT = 100_000
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from hypic_kernels import available, interpreted
 from hypic_kernels.conv import reference
 from hypic_kernels.conv.check import Variant
-from hypic_kernels.conv.sources import CANDIDATES, NOTHING, Config, ConvError, tail_source
+from hypic_kernels.conv.sources import CANDIDATES, NOTHING, Config, ConvError, is_few, tail_source
 from hypic_kernels.trust import is_trusted
 
 __all__ = ["NOTHING", "Backend", "Config", "ConvError", "convolve", "tail_source"]
@@ -57,10 +57,14 @@ def convolve(
     if out is None:
         out = torch.empty((size, num_channels), dtype=x.dtype, device=x.device)
     _check(x, tails, sources, weight, bias, write_sources, write_slots, out)
-    variant = Variant(x.device, x.dtype, tails.dtype, weight.dtype, width, bias is not None, has_silu, config)
+    few = config is None and is_few(size, write_sources.numel())
+    variant = Variant(x.device, x.dtype, tails.dtype, weight.dtype, width, bias is not None, has_silu, config, few)
     if backend == "triton" or (backend == "auto" and _may_take_kernel(x, tails, weight) and is_trusted(variant)):
         from hypic_kernels.conv import triton as kernel
 
+        if few:
+            kernel.convolve_few(x, tails, sources, weight, bias, has_silu, out, write_sources, write_slots).run()
+            return out
         if scratch is None:
             scratch = torch.empty((*write_sources.shape, num_channels), dtype=tails.dtype, device=x.device)
         layout = config or CANDIDATES[0]

@@ -19,6 +19,8 @@ def launches(*, every: bool) -> Iterator[tuple[str, Launch]]:
     for dtype, kept, width in cases:
         p = Problem.random(num_channels=512, width=width, dtype=dtype, tail_dtype=kept)
         out, scratch, tails = p.outputs()
+        few = kernel.convolve_few(p.x, tails, p.sources, p.weight, p.bias, True, out, p.write_sources, p.write_slots)
+        yield f"convolve few {dtype} {kept} {width}", few
         for config in CANDIDATES if every else CANDIDATES[:1]:
             tables = (p.write_sources, p.write_slots, scratch)
             pair = kernel.convolve(p.x, tails, p.sources, p.weight, p.bias, True, out, *tables, config)

@@ -24,6 +24,7 @@ class Variant:
     has_bias: bool
     has_silu: bool
     config: Config | None
+    is_few: bool = False
 
     @property
     def tolerance(self) -> float:
@@ -33,6 +34,7 @@ class Variant:
         from hypic_kernels.conv import triton as kernel
 
         p = problem or Problem.random(
+            (1,) * 5 if self.is_few else (5, 1, 0, 9, 2),
             num_channels=300,
             width=self.width,
             dtype=self.dtype,
@@ -43,7 +45,8 @@ class Variant:
         out, scratch, tails = p.outputs()
         bias, layout = p.bias if self.has_bias else None, self.config or CANDIDATES[0]
         arguments = (p.x, tails, p.sources, p.weight, bias, self.has_silu, out, p.write_sources, p.write_slots, scratch)
-        for launch in kernel.convolve(*arguments, layout):
+        few = [kernel.convolve_few(*arguments[:-1])] if self.is_few else []
+        for launch in few or kernel.convolve(*arguments, layout):
             launch.run()
         exact = p.solve(self.has_bias, self.has_silu)
         return max(map(relative_error, (out, tails), exact))

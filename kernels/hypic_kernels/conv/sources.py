@@ -15,6 +15,16 @@ class ConvError(ValueError):
     """Tensors that do not fit each other, or that the kernel cannot address."""
 
 
+FEW_CHANNELS = 64
+FEW_TOKENS = 8
+FEW_KEPT = 32
+
+
+def is_few(num_tokens: int, num_kept: int) -> bool:
+    """Whether all tokens, and all rows that are kept for new tails, are so few that one program takes them together."""
+    return 0 < num_tokens <= FEW_TOKENS and 0 < num_kept <= FEW_KEPT
+
+
 def tail_source(slot: int, row: int, width: int) -> int:
     """Row ``row`` (of ``width - 1``, oldest first) of the tail in ``slot``."""
     return -1 - (slot * (width - 1) + row)

@@ -8,6 +8,7 @@ with which layouts.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from hypic_kernels.delta.backend import shared_bytes
 from hypic_kernels.delta.layout import CarryConfig, carry_candidates
 from hypic_kernels.delta.problem import Problem, Shape
 from hypic_kernels.delta.rule import TOLERANCE
+from hypic_kernels.launch import Launch
 from hypic_kernels.rows import CHUNK, Rows
 from hypic_kernels.timing import median_s, replayed_s
 from hypic_kernels.trust import relative_error
@@ -114,18 +116,21 @@ class Work:
             "outputs": lambda: chunked.outputs(x, made, rows, walked.states, walked.values, p.rule.scale),
             "scatter": lambda: gathering.scatter(found, rows.tokens, p.norm, self.out).run(),
             "settle": self._settled(walked.kept, into),
-            **{f"walk {config}": self._walk(x, made, walked, into, config) for config in self._layouts()},
         }
 
-    def _layouts(self) -> list[CarryConfig]:
-        return carry_candidates(self.initial.shape[2], shared_bytes(self.initial.device))
-
-    def _walk(
-        self, x: chunked.Gathered, made: chunked.Chunked, walked: chunked.Walked, into: chunked.Slotted, c: CarryConfig
-    ) -> Callable[[], object]:
-        """States and transitions in one launch, in a layout."""
-        initial, found = self.slotted, (walked.states, walked.values, walked.kept)
-        return lambda: carrying.carry(x.k, made, self.rows, initial, found, into, config=c).run()
+    def walks(self) -> Iterator[tuple[CarryConfig, Launch, tuple[Tensor, Tensor]]]:
+        """Every layout of the walk that gives states and transitions in one launch, and what it writes: states after
+        rows and transitions."""
+        p, rows, initial = self.problem, self.rows, self.slotted
+        x = chunked.gathered(p.q, p.k, p.g, p.beta, rows, p.rule)
+        made = chunked.chunked(x, p.v, rows)
+        found = chunked.walked(x, made, rows, initial)
+        into = found.transitions, initial[1][: rows.num_folds]
+        for config in carry_candidates(self.initial.shape[2], shared_bytes(self.initial.device)):
+            written = torch.full_like(found.kept, math.nan), torch.full_like(found.transitions, math.nan)
+            states = found.states, found.values, written[0]
+            launch = carrying.carry(x.k, made, rows, initial, states, (written[1], into[1]), config=config)
+            yield config, launch, written
 
     def _settled(self, kept: Tensor, into: chunked.Slotted) -> Callable[[], object]:
         """Maps of folds and final states, into a pool."""
@@ -155,6 +160,11 @@ def rows(heads: tuple[int, int], dims: tuple[int, int], repeats: int) -> Iterato
             yield line
         for piece, launch in work.pieces().items():
             yield {**about, "piece": piece, "time_s": replayed_s([launch], repeats)}
+        for config, walk, written in work.walks():
+            walk.run()
+            errors = [relative_error(*pair) for pair in zip(written, exact[1:3], strict=False) if len(pair[0])]
+            time_s = replayed_s([walk.run], repeats)
+            yield {**about, "piece": "walk", "config": config._asdict(), "relative_errors": errors, "time_s": time_s}
         del work, exact
         torch.cuda.empty_cache()
 

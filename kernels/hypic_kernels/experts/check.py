@@ -228,8 +228,8 @@ class FewVariant:
         num_matrices = min(self.num_experts, self.top_k + 3)
 
         def draw(*shape: int) -> torch.Tensor:
-            drawn = torch.randn(shape, generator=generator, device=self.device)
-            return (drawn / float(shape[-1] ** 0.5)).to(self.dtype)
+            drawn = torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
+            return drawn.div_(float(shape[-1] ** 0.5))
 
         into, back = draw(num_matrices, (1 + self.is_gated) * inner, width), draw(num_matrices, width, inner)
         shared = None

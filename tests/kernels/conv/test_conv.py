@@ -13,7 +13,7 @@ from torch import Tensor
 from hypic_kernels import available, interpreted
 from hypic_kernels.conv import NOTHING, Backend, Config, ConvError, convolve, tail_source
 from hypic_kernels.conv.problem import Problem
-from hypic_kernels.conv.sources import CANDIDATES
+from hypic_kernels.conv.sources import CANDIDATES, is_few
 from hypic_kernels.trust import relative_error
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -147,6 +147,22 @@ def test_every_layout_on_a_gpu(config: Config, dtype: torch.dtype) -> None:
     lengths = (300, 1, 0, 9, 2, 64)
     p = Problem.random(lengths, 1030, dtype=dtype, device="cuda")
     check(p, lengths, 1e-6 if dtype == F32 else 2**-8, "triton", config=config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("lengths", [(1,), (1,) * 7, (3, 2), (7,)], ids=str)
+def test_few_tokens_on_a_gpu(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+    """One launch: every slot that is written is another row's history, read by other threads."""
+    for seed in range(20):
+        p = Problem.random(lengths, 8192, dtype=dtype, device="cuda", seed=seed)
+        assert is_few(len(p.sources), p.write_sources.numel())
+        check(p, lengths, 1e-6 if dtype == F32 else 2**-8, "triton")
+
+
+def test_how_few_tokens_are_one_launch() -> None:
+    assert is_few(1, 3) and is_few(8, 32)
+    assert not is_few(9, 3) and not is_few(8, 33) and not is_few(1, 0) and not is_few(0, 3)
 
 
 @pytest.mark.gpu
