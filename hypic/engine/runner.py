@@ -21,7 +21,7 @@ from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.read_back import ReadBack
-from hypic.engine.rehearsal import rehearse
+from hypic.engine.rehearsal import Limits, rehearse
 from hypic.engine.sampler import Likeliest, SampledToken
 from hypic.engine.segment import Identity
 from hypic.engine.shares import step_tokens
@@ -154,7 +154,8 @@ class Runner:
         made = cls(model, pool, identity, context, _num_bytes(model), geometry)
         if geometry is None or device.type != "cuda":
             return made
-        rehearse(made.run, pool)
+        rehearse(made.run, pool, Limits.of(geometry, step_tokens(config, device), config.max_running))
+        torch.cuda.empty_cache()  # what is recorded cannot give back what the largest step took
         return replace(made, graphs=_graphs(model, pool, geometry, config))
 
 

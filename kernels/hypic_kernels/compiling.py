@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,5 +49,11 @@ class Compiled:
             "the kernel %s was compiled while a request waited for it; this is a fault of hypic, which should have "
             "used it before it was ready: %s",
             self.names[-1],
-            compiled.get("repr", ""),
+            _described(compiled),
         )
+
+
+def _described(compiled: Mapping[str, Any]) -> str:
+    """For what it was compiled: types and alignments of arguments, constants, options."""
+    about = compiled.get("compile")
+    return str(about.get("key", "") if isinstance(about, Mapping) else compiled.get("repr", ""))

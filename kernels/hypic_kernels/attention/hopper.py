@@ -178,8 +178,11 @@ def _attend(
     first = gl.load(tile_first + tile)
     begin, stop = gl.load(part_begin + part), gl.load(part_end + part)
     start = gl.load(starts + chain)
-    chains = gl.arange(0, BLOCK_C, gl.SliceLayout(1, COPY))
-    before = gl.sum(gl.load(lengths + chains, mask=(chains < chain) & (chains < num_chains), other=0), 0)
+    counted = gl.full([BLOCK_C], 0, gl.int32, gl.SliceLayout(1, COPY))
+    for others in range(0, chain, BLOCK_C):
+        earlier = others + gl.arange(0, BLOCK_C, gl.SliceLayout(1, COPY))
+        counted += gl.load(lengths + earlier, mask=(earlier < chain) & (earlier < num_chains), other=0)
+    before = gl.sum(counted, 0)
 
     places = gl.arange(0, BLOCK_M, ROWS)
     within = block % num_blocks * HEADS + places % HEADS

@@ -21,6 +21,8 @@ from hypic_kernels.attention.turn import ready_keys, turn
 from hypic_kernels.launch import Launch
 
 _LOG2_E = 1.4426950408889634
+CHAINS_AT_ONCE = 64
+"""Whose keys are counted at once: the same for any number of chains, so that no step needs a kernel of its own."""
 
 
 @functools.cache
@@ -114,7 +116,7 @@ def _by_triton(
 ) -> Launch:
     variant = {
         "IS_SPLIT": plan.is_split, "TURNS": dims.rotary_dim > 0, "HAS_KEY_POSITIONS": plan.key_positions is not None,
-        "BLOCK_C": triton.next_power_of_2(len(plan.starts)), "TILE": plan.tile,
+        "BLOCK_C": CHAINS_AT_ONCE, "TILE": plan.tile,
     }  # fmt: skip
     return Launch(_attend, grid, arguments, variant | constants(dims, key_heads, plan.tile, config), config.num_warps)
 
@@ -128,7 +130,7 @@ def _by_hand(
     constants = {
         "KEY_HEADS": key_heads, "GROUP": dims.group, "HEADS": config.num_heads(plan.tile, dims.group),
         "HALF": dims.half, "WIDTH": dims.key_dim, "VALUE": dims.value_dim, "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n, "BLOCK_C": triton.next_power_of_2(len(plan.starts)), "TILE": plan.tile,
+        "BLOCK_N": config.block_n, "BLOCK_C": CHAINS_AT_ONCE, "TILE": plan.tile,
         "WARPS": config.num_warps,
     }  # fmt: skip
     return Launch(hopper._attend, grid, without_key_positions, constants, config.num_warps)

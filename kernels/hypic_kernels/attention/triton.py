@@ -311,8 +311,10 @@ def _attend(
     slots += start
     key_positions += start
     if IS_READY:
-        chains = tl.arange(0, BLOCK_C)
-        before = tl.load(lengths + chains, mask=(chains < chain) & (chains < num_chains), other=0)
+        before = tl.zeros((BLOCK_C,), tl.int32)
+        for others in range(0, chain, BLOCK_C):
+            earlier = others + tl.arange(0, BLOCK_C)
+            before += tl.load(lengths + earlier, mask=(earlier < chain) & (earlier < num_chains), other=0)
         ready += tl.sum(before, 0).to(tl.int64) * ready_stride + key_head * (2 * BLOCK_HALF)
 
     acc_a = tl.zeros((BLOCK_M, BLOCK_VA), tl.float32)

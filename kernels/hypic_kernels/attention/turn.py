@@ -16,6 +16,8 @@ from hypic_kernels.attention.plan import Plan
 from hypic_kernels.launch import Launch
 
 KEYS_AT_ONCE = 32
+CHAINS_AT_ONCE = 16
+"""Among which the owner of a key is looked for at once: the same for any number of chains, as in ``launching.py``."""
 MOST_PROGRAMS = 1024
 """For each key head; room is for more keys than there are, and an empty program costs as much as a launch."""
 
@@ -44,19 +46,28 @@ def _turn(
     """``BLOCK_N`` keys of all chains in a row, one key head, and as many again a round of programs later."""
     key_head = tl.program_id(0) % KEY_HEADS
     first_key = tl.program_id(0) // KEY_HEADS * BLOCK_N
-    chains = tl.arange(0, BLOCK_C)
-    length = tl.load(lengths + chains, mask=chains < num_chains, other=0)
-    begin = tl.load(starts + chains, mask=chains < num_chains, other=0)
-    ends = tl.cumsum(length, 0)
-    total = tl.minimum(tl.sum(length, 0), num_keys)
     channels = tl.arange(0, BLOCK_HALF)[None, :]
+    lengths_of = tl.zeros((BLOCK_C,), tl.int32)
+    for first_chain in range(0, num_chains, BLOCK_C):
+        chains = first_chain + tl.arange(0, BLOCK_C)
+        lengths_of += tl.load(lengths + chains, mask=chains < num_chains, other=0)
+    total = tl.minimum(tl.sum(lengths_of, 0), num_keys)
     for base in range(first_key, total, tl.num_programs(0) // KEY_HEADS * BLOCK_N):
         entries = base + tl.arange(0, BLOCK_N)
         known = entries < total
-        is_before = ends[None, :] <= entries[:, None]
-        chain = tl.sum(is_before.to(tl.int32), 1)
-        index = entries - tl.max(tl.where(is_before, ends[None, :], 0), 1)
-        places = tl.sum(tl.where(chains[None, :] == chain[:, None], begin[None, :], 0), 1) + index
+        # An entry lies within one chain at most; every other adds nothing.
+        places, index = tl.zeros((BLOCK_N,), tl.int32), tl.zeros((BLOCK_N,), tl.int32)
+        passed = tl.sum(tl.zeros((BLOCK_C,), tl.int32), 0)
+        for first_chain in range(0, num_chains, BLOCK_C):
+            chains = first_chain + tl.arange(0, BLOCK_C)
+            length = tl.load(lengths + chains, mask=chains < num_chains, other=0)
+            begin = tl.load(starts + chains, mask=chains < num_chains, other=0)
+            ends = passed + tl.cumsum(length, 0)
+            within = entries[:, None] - (ends - length)[None, :]
+            is_here = (within >= 0) & (within < length[None, :])
+            index += tl.sum(tl.where(is_here, within, 0), 1)
+            places += tl.sum(tl.where(is_here, begin[None, :] + within, 0), 1)
+            passed += tl.sum(length, 0)
         turns = tl.load(key_positions + places, mask=known, other=0) if HAS_KEY_POSITIONS else tl.where(known, index, 0)
         inside = known[:, None] & (channels < HALF)
         angles = turns[:, None] * HALF + channels
@@ -88,7 +99,7 @@ def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out
         "HALF": dims.half,
         "BLOCK_HALF": dims.key_pieces[0],
         "BLOCK_N": KEYS_AT_ONCE,
-        "BLOCK_C": triton.next_power_of_2(num_chains),
+        "BLOCK_C": CHAINS_AT_ONCE,
         "HAS_KEY_POSITIONS": plan.key_positions is not None,
     }
     return Launch(

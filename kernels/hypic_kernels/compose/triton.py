@@ -6,7 +6,6 @@ in ``reference.py``; why it is arranged so, in README.md. This file checks no ar
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from hypic_kernels.compose.chains import IDENTITY, Chains, Turns
 from hypic_kernels.compose.layout import Config, Precision, default_config, kind_of, padded, pitch_of
+from hypic_kernels.launch import Launch
 
 # A kernel sees no other globals than these.
 _IDENTITY = tl.constexpr(IDENTITY)
@@ -263,17 +263,15 @@ def compose(
     block_k = padded(key_dim) if kind == "dense" else min(config.block_k, padded(key_dim))
     num_programs = chains.num_chains * num_heads * -(-value_dim // config.block_v) * -(-key_dim // block_k)
     rows, cos, sin = (chains.elements, initial, initial) if turns is None else turns
-    if num_programs == 0:
-        return
-    # Triton launches on the current device, whatever device its arguments are on.
-    with torch.cuda.device(final.device) if final.is_cuda else contextlib.nullcontext():
-        _walk[(num_programs,)](
-            chains.cu_elements, chains.elements, initial, chains.initial_index, before, final,
-            t_first, t_second, b_first, b_second, rows, cos, sin,
-            pitch_of(t_first), pitch_of(t_second), pitch_of(b_first), pitch_of(b_second), pitch_of(initial),
-            num_heads,
-            K=key_dim, V=value_dim, HALF=0 if turns is None else cos.shape[1], KIND=kind,
-            T_SOURCES=_sources(t_first, t_second), B_SOURCES=_sources(b_first, b_second), ADDS=end_states is not None,
-            PRECISION=precision, BLOCK_K=block_k, BLOCK_V=config.block_v, SLICES=config.num_slices,
-            STAGES=config.num_stages, num_warps=config.num_warps,
-        )  # fmt: skip
+    arguments = (
+        chains.cu_elements, chains.elements, initial, chains.initial_index, before, final,
+        t_first, t_second, b_first, b_second, rows, cos, sin,
+        pitch_of(t_first), pitch_of(t_second), pitch_of(b_first), pitch_of(b_second), pitch_of(initial), num_heads,
+    )  # fmt: skip
+    constants = {
+        "K": key_dim, "V": value_dim, "HALF": 0 if turns is None else cos.shape[1], "KIND": kind,
+        "T_SOURCES": _sources(t_first, t_second), "B_SOURCES": _sources(b_first, b_second),
+        "ADDS": end_states is not None, "PRECISION": precision, "BLOCK_K": block_k, "BLOCK_V": config.block_v,
+        "SLICES": config.num_slices, "STAGES": config.num_stages,
+    }  # fmt: skip
+    Launch(_walk, (num_programs,), arguments, constants, config.num_warps).run()
