@@ -1,13 +1,13 @@
 """Every kind of step once, before the engine is ready: kernels are compiled and checked here, on no request's path.
 
-What a kernel is compiled for follows from a model, and from what of a step falls on one side or the other of some bound:
+What a kernel is compiled for follows from a model, and from where a step stands to some bounds:
 
 - how attention is laid out: tiles of one token, of short rows and of long ones, keys in one part or in several, keys
   that turn by their places or by others (``attention_steps``);
 - how states are carried: one token a chain, chunks of 16 or of 64, interiors that are read, rows that are folded, runs
   with and without folds and marks, beside chains that are none (``state_steps``);
-- how many tokens experts and products of few rows have: a bound of theirs is a range whose ends are apart by a factor
-  of two at least, so that powers of two up to the most tokens of a step meet them all (``sized_steps``).
+- how many tokens experts and products of few rows have: each choice is for a range of numbers, and ranges are so wide
+  that powers of two meet them, and for small numbers what is next to them and between (``sized_steps``).
 
 Nothing is compiled for a number of chains, keys or parts as such. What is computed is garbage in slots that nobody
 owns, and is given back: all chains of a step read and write the same.
@@ -34,6 +34,8 @@ logger = logging.getLogger("hypic")
 SEAM = 8
 # Tokens of an interior whose step is cut into chunks of 16, and into chunks of 64.
 SHORT, LONG = 24, 120
+# Tokens from which on the next bound is at least twice as many.
+FINE = 256
 # Keys that a tile sees in one part, and in several.
 FEW_KEYS, MANY_KEYS = 128, 512
 Step = Sequence[Chain]
@@ -183,5 +185,7 @@ def sized_steps(made: Makings, limits: Limits, room: int) -> Iterator[Step]:
 
 
 def sizes(most: int) -> list[int]:
-    """1, 2, 4, ... up to ``most``, and ``most``."""
-    return sorted({*(1 << power for power in range(most.bit_length())), most})
+    """Powers of two up to ``most``, and ``most``; small ones with the number behind them and the one half way on."""
+    powers = [1 << power for power in range(most.bit_length())]
+    between = [number for n in powers if n < FINE for number in (n + 1, n + n // 2) if number < most]
+    return sorted({*powers, *between, most})

@@ -131,6 +131,15 @@ def test_turning_once_changes_nothing(dims: HeadDims, is_moved: bool) -> None:
 
 
 @needs_interpreter
+def test_more_chains_than_are_counted_at_once() -> None:
+    from hypic_kernels.attention.launching import CHAINS_AT_ONCE
+
+    works = [Work.last(1 + number % 5, 1) for number in range(CHAINS_AT_ONCE + 3)]
+    problem = Problem.random(HeadDims(1, 16, 16, 16), works, num_key_heads=1)
+    assert kernel_error(problem, LAYOUT._replace(turns_once=True)) < TOLERANCE
+
+
+@needs_interpreter
 @pytest.mark.parametrize("block_n", [16, 32, 64])
 def test_kernel_is_the_same_in_any_layout(block_n: int) -> None:
     problem = Problem.random(HeadDims(4, 32, 32, 16), tile=16, num_key_heads=1)
