@@ -168,7 +168,7 @@ class Worker:
             *(self._me, engine, self._loop.post, self._pace, self._canary, lambda *_: None),
             planner=self._spec.planner,
         )
-        engine.admission.jobs.away = peers
+        engine.admission.jobs.away = peers.placing
         return peers
 
     def _forget(self, message: Forget) -> None:

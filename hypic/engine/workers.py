@@ -118,7 +118,7 @@ class Workers:
         # From here on everybody is told, on other threads, of a worker that comes or leaves: this one is known by now.
         self._peers = Peers(me, engine, loop.post, pace, canary, self._failed, setup.patience, setup.planner)
         self._router = Router(loop, runner.identity, self)
-        engine.admission.jobs.away = self._peers
+        engine.admission.jobs.away = self._peers.placing
 
     @property
     def peers(self) -> Peers:
