@@ -26,7 +26,8 @@ from hypic.engine.engine import Engine
 from hypic.engine.own_work import OwnWork
 from hypic.engine.parallel.caller import Caller, Self
 from hypic.engine.parallel.cost import Pace
-from hypic.engine.parallel.messages import Beat, Entry, Hello, Holdings, Refused
+from hypic.engine.parallel.messages import Beat, Entry, Hello, Holdings, Ready, Refused
+from hypic.engine.parallel.room import Room
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.view import State
 from hypic.engine.parallel.wants import Patience, Pending
@@ -38,13 +39,15 @@ from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS, TICK_S = 2, 0.05
+# What comes takes memory beside the pool until it is written: this share of the pool's, and never less than so much.
+ROOM_SHARE, LEAST_ROOM_BYTES = 1 / 32, 2**28
 
 
 class Peers:
     """Implements ``caller.Events`` on the connections' threads; ``placing`` is for the engine's.
 
     ``post`` runs something on the engine's thread. ``report`` is told of a peer that fails: rank, generation, how often
-    in a row, why.
+    in a row, why. ``room_bytes`` is what may have come, or be about to come, and not be in the pool yet.
     """
 
     def __init__(
@@ -57,17 +60,19 @@ class Peers:
         report: Callable[[int, int, int, str], None],
         patience: Patience = Patience(),
         planner: str = "longest-first",
+        room_bytes: int | None = None,
     ) -> None:
         self.me, self.pace, self.patience, self._post, self._report = me, pace, patience, post, report
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
-        self._asking = Asking(me, self)
+        room = Room(room_of(engine) if room_bytes is None else room_bytes)
+        self._asking = Asking(me, self, room, self._layout)
         self.view, self.wants, self.counts = self._asking.view, self._asking.wants, self._asking.counts
         self._connections, self._lock = self._asking.connections, self._asking.lock
         self._trust = Trust(
             canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report, me.device_kind
         )
-        self._arrivals = Arrivals(self.counts)
+        self._arrivals = Arrivals(self.counts, self._asking.end)
         self._own = OwnWork(me, pace, engine.admission)
         self.placing = Placing(self._own, self._asking, self._arrivals, planner)
         self._over = threading.Event()
@@ -128,6 +133,7 @@ class Peers:
         Whether a silent worker still lives its heartbeats show, and whoever listens to them: it is not reported.
         """
         now = time.monotonic()
+        self._asking.end([pending.nonce for pending in lost])
         for peer in {pending.peer for pending in lost}:
             with self._lock:
                 is_silent, num_failures = self.view.life(peer, now) == "silent", self.view.failed(*peer, now)
@@ -183,7 +189,12 @@ class Peers:
             self.view.becomes(peer, "connected", only_from="met")
 
     def expects(self, peer: tuple[int, int], entry: Entry) -> bool:
-        return entry.generation == peer[1] and entry.num_bytes <= self._largest_bytes
+        is_possible = entry.generation == peer[1] and entry.num_bytes <= self._largest_bytes
+        return is_possible and self._asking.may_come(peer, entry)
+
+    def is_ready(self, peer: tuple[int, int], message: Ready) -> None:
+        if message.generation == peer[1]:
+            self._asking.is_ready(peer, message)
 
     def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None:
         self.counts.came_bytes += entry.num_bytes
@@ -207,6 +218,7 @@ class Peers:
             apart = self._trust.apart(image)
             with self._lock:
                 self._trust.settle(peer, apart)
+            self._asking.end([entry.nonce])
         else:
             self._accept(pending, entry, image, data)
 
@@ -231,3 +243,8 @@ class Peers:
         self._connections.lost(caller, time.monotonic())
         self._becomes(caller.peer, "met")
         self._fall_back(self.wants.of(caller.peer), reason)
+
+
+def room_of(engine: Engine) -> int:
+    """Bytes that entries may take before they are in an engine's pool."""
+    return max(LEAST_ROOM_BYTES, int(ROOM_SHARE * engine.runner.pool.num_bytes))

@@ -88,7 +88,7 @@ class Placing:
 
     def _take_back(self) -> None:
         asking, encoding = self._asking, self._own.encoding
-        waiting = [pending for pending in asking.wants.waiting() if awaited(pending, encoding)]
+        waiting = [one for one in asking.wants.waiting() if awaited(one, encoding) and not one.is_made]
         own = self._own.member(self._arrivals.receive_s)
         for pending in to_take_back(waiting, own, asking.view, time.monotonic()):
             if asking.take_back(pending.nonce):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hypic.engine.parallel.wants import Patience
 from hypic.engine.payload import difference
 from hypic.engine.plan import Piece
 from hypic.engine.sizing import Need
@@ -77,6 +78,17 @@ def test_two_and_four_workers_give_the_tokens_and_entries_of_one(
         until(lambda: all(peer.held for peer in peers.values()))  # each has encoded something
         pids = [hello.pid for hello in several.workers.supervisor.hellos]
     assert len(pids) == num_workers - 1 and not any(map(is_running, pids))
+
+
+def test_workers_that_ask_each_other_with_little_room_go_on(folder: Path, alone: Running) -> None:
+    """All combine and all encode for all, each with room for one entry."""
+    setup = replace(ENCODING, planner="round-robin", routes=True, room_bytes=1, patience=Patience(least_s=30.0))
+    with running(folder, 3, setup) as engine:
+        prompts = [cold_prompt(seed, count=8) for seed in range(350, 362)]
+        ids = [engine.submit(prompt) for prompt in prompts]
+        found = [engine.answer(id)[0] for id in ids]
+        assert found == [alone.ask(prompt)[0] for prompt in prompts]
+        assert engine.workers.peers.counts.fell_back == 0 and engine.leaked() == Need()
 
 
 def test_an_entry_that_a_peer_holds_is_fetched_and_reported_as_a_hit(three: Running) -> None:
