@@ -65,8 +65,8 @@ class Peers:
         self.me, self.pace, self.patience, self._post, self._report = me, pace, patience, post, report
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
-        room = Room(room_of(engine) if room_bytes is None else room_bytes)
-        self._asking = Asking(me, self, room, self._layout)
+        self.room = Room(room_of(engine) if room_bytes is None else room_bytes)
+        self._asking = Asking(me, self, self.room, self._layout)
         self.view, self.wants, self.counts = self._asking.view, self._asking.wants, self._asking.counts
         self._connections, self._lock = self._asking.connections, self._asking.lock
         self._trust = Trust(
