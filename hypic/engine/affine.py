@@ -135,8 +135,10 @@ def _flattened(maps: Affine) -> tuple[Tensor, Tensor]:
 
 
 def product(sources: Sequence[Tensor], factors: Sequence[Factor], num_columns: int) -> Tensor:
-    """Products of transitions ``[num_columns, H, ...]``; every column has a first factor."""
-    done = sources[factors[0].source].new_empty((num_columns, *sources[factors[0].source].shape[1:]))
+    """Products of transitions ``[num_columns, H, ...]``, the identity in columns without any."""
+    done = sources[0].new_empty((num_columns, *sources[0].shape[1:]))
+    if sum(factor.num for factor in factors if factor.is_first) < num_columns:
+        done = identity(done)
     for source, row, column, num, is_first in factors:
         here, there = sources[source][row : row + num], done[column : column + num]
         there.copy_(here if is_first else _multiply(here, there))

@@ -111,7 +111,7 @@ class _Walk:
                 continue
             first = len(items)
             items += self._row(len(link.ids))
-            if link.fold is not None and len(items) > first:
+            if link.fold is not None:
                 self.folds.append((link.fold, number, first, len(items)))
             if link.snapshot_slot is not None:
                 self.snapshots.append((number, len(items), link.snapshot_slot))

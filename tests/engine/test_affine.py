@@ -159,7 +159,8 @@ def test_products_and_what_lies_between_states_are_the_map_of_each_chain(
         Factor(*where[number][position], number, 1, position == 0)
         for position in range(max(lengths)) for number, num in enumerate(lengths) if position < num
     ]  # fmt: skip
-    transition = product([maps.transition for maps in sources], merged(factors), len(lengths))
+    transition = product([maps.transition for maps in sources], merged(factors), len(lengths) + 1)
+    assert close(dense(transition[-1:]), torch.eye(K, dtype=torch.float64).expand(1, H, K, K))
     before = random_states(len(lengths), seed)
     for number, num in enumerate(lengths):
         whole = chains[number][:1]

@@ -7,7 +7,11 @@ Thousands of tiny segments in one batch are what each of them is alone. A model 
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -84,6 +88,31 @@ def engine_on(folder: Path, device: str, dtype: str) -> Runner:
     return Runner.load(folder, config)
 
 
+ORACLE = """
+import sys
+sys.modules["fla"] = None  # transformers would run its kernels on a CPU, where they cannot
+import torch
+from pathlib import Path
+from tests.engine.test_contracts_on_a_gpu import MODELS
+name, folder, prompts, out = sys.argv[1:]
+torch.save([MODELS[name][1](Path(folder), ids) for ids in torch.load(prompts)], out)
+"""
+
+
+def truths(name: str, folder: Path, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Of every prompt the logits in float64, by a process that does not know of fla."""
+    if importlib.util.find_spec("fla") is None:
+        return [MODELS[name][1](folder, ids) for ids in prompts]
+    given, out = folder.parent / "prompts.pt", folder.parent / "truths.pt"
+    torch.save([list(ids) for ids in prompts], given)
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root), *filter(None, sys.path)])
+    command = [sys.executable, "-c", ORACLE, name, str(folder), str(given), str(out)]
+    subprocess.run(command, check=True, cwd=root, env={**os.environ, "PYTHONPATH": paths})
+    found: list[Tensor] = torch.load(out)
+    return found
+
+
 def error_of(rows: Tensor, exact: Tensor) -> float:
     return float((rows.cpu().double() - exact).norm() / exact.norm())
 
@@ -110,17 +139,16 @@ def test_bf16_is_near_float64(name: str, device: str, tmp_path: Path) -> None:
 
     A control: an answer to a prompt with one other token is twice as far off as is allowed.
     """
-    make, truth = MODELS[name]
-    folder = make(tmp_path / "model")
+    folder = MODELS[name][0](tmp_path / "model")
     loaded, model = engine_on(folder, device, "bfloat16"), transformers_of(name, folder).to(device)
     lengths = LENGTHS[device][:: 3 if name in REST and device == "cuda" else 1]
     has_experts = any(isinstance(module, MoE) for module in loaded.model.modules())  # type: ignore[attr-defined]
     ways = {"full": FULL, "cold": POLICY, "warm": POLICY}
     ours, theirs, wrong = {way: list[float]() for way in ways}, list[float](), list[float]()
-    for length in lengths:
-        pieces, other = [seg(length, 1), live(TAIL, 2)], [seg(length, 1), live(1, 3), live(TAIL - 1, 4)]
-        ids = flat(pieces)
-        exact = truth(folder, ids)[-TAIL:]
+    prompts = [[seg(length, 1), live(TAIL, 2)] for length in lengths]
+    for length, pieces, known in zip(lengths, prompts, truths(name, folder, list(map(flat, prompts))), strict=True):
+        other = [seg(length, 1), live(1, 3), live(TAIL - 1, 4)]
+        ids, exact = flat(pieces), known[-TAIL:]
         with torch.no_grad():
             found = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, -TAIL:]
         theirs.append(error_of(found, exact))

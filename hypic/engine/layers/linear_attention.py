@@ -89,7 +89,7 @@ def _read(lifted: Sequence[Lifted], states: Tensor) -> Tensor:
 
 def _encode(lifted: Sequence[Lifted], states: Tensor, plan: ScanPlan, pool: Pool, layer: int) -> None:
     """Chains that encode, and what is folded of them, into the pool."""
-    if not plan.factors:
+    if not len(plan.fold_states):
         return
     known = pool.read_map(layer, plan.interior_states[: plan.num_known], plan.interior_transitions[: plan.num_known])
     scan([*(one.maps for one in lifted), known], plan.encodes, states)
