@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -36,9 +36,13 @@ class Arrived:
 
 @dataclass
 class Arrivals:
-    """``add`` from any thread, ``write`` on the engine's; ``receive_s`` is what an entry takes of its time."""
+    """``add`` from any thread, ``write`` on the engine's; ``receive_s`` is what an entry takes of its time.
+
+    ``ended`` is told of nonces whose bytes are not needed any more.
+    """
 
     counts: Counts
+    ended: Callable[[Sequence[int]], None]
     receive_s: float = 0.0
     _waiting: deque[Arrived] = field(default_factory=deque)
 
@@ -47,17 +51,25 @@ class Arrivals:
 
     def write(self, engine: Engine) -> None:
         """All that came, into the pages and slots that wait for it, unless they wait no more."""
-        began_s, written = time.monotonic(), list[tuple[Encode, EntryImage]]()
+        self.ended(self._written(engine))
+
+    def _written(self, engine: Engine) -> Sequence[int]:
+        """The nonces of all that came."""
+        began_s, written, nonces = time.monotonic(), list[tuple[Encode, EntryImage]](), list[int]()
         with suppress(IndexError):
             while True:
                 arrived = self._waiting.popleft()
+                nonces.append(arrived.pending.nonce)
                 job = awaited(arrived.pending, engine.admission.encoding)
                 if job is None:
                     self.counts.late += 1
                 else:
                     written.append((job, self._taken(engine, job, arrived)))
-        if not written:
-            return
+        if written:
+            self._write(engine, written, began_s)
+        return nonces
+
+    def _write(self, engine: Engine, written: Sequence[tuple[Encode, EntryImage]], began_s: float) -> None:
         engine.admission.jobs.came(written)
         self.counts.last_came_s = time.monotonic()
         each_s = (self.counts.last_came_s - began_s) / len(written)

@@ -146,9 +146,14 @@ def same_within(dtype: torch.dtype) -> float:
 def largest_bytes(engine: Engine) -> int:
     """No entry of this model takes more."""
     layout = engine.runner.pool.layout
-    parts = 4 * len(layout.linear) + 2 * len(layout.attention)
     tokens = engine.runner.max_context * layout.token_bytes
-    return layout.state_bytes + layout.transition_bytes + tokens + ALIGNMENT * (parts + 1)
+    return layout.state_bytes + layout.transition_bytes + tokens + margin_bytes(layout)
+
+
+def margin_bytes(layout: Layout) -> int:
+    """By so much is an entry larger on its way than in the pool, at most: each part of it is aligned."""
+    parts = 4 * len(layout.linear) + 2 * len(layout.attention)
+    return ALIGNMENT * (parts + 1)
 
 
 def note(job: Encode, pending: Pending, message: Entry) -> None:
@@ -162,7 +167,7 @@ def note(job: Encode, pending: Pending, message: Entry) -> None:
             request.outcomes[pending.key] = ("hit", "") if message.was_held else (outcome, by)
 
 
-def want_of(pending: Pending, is_trial: bool = False) -> Want:
+def want_of(pending: Pending, is_trial: bool = False, waits: bool = False) -> Want:
     """The message that asks for an entry."""
     entry = pending.entry
     seam = len(entry.ids) - entry.num_cached
@@ -177,4 +182,5 @@ def want_of(pending: Pending, is_trial: bool = False) -> Want:
         entry.expires_s,
         is_trial,
         entry.deterministic,
+        waits,
     )

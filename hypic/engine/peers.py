@@ -1,17 +1,17 @@
-"""Segments that other workers encode for this engine, and that this engine encodes for others.
+"""Segments that other workers encode for this engine: what becomes of them, whether they come or not.
 
-On admission the encodes of a request are laid before the planner; those that go away wait in the engine's table with
-their pages and slots taken, exactly like those that run here. What comes is checked and written straight into them.
-Whatever goes wrong (a deadline, a lost connection, a refusal, damage) leads to one place: the encode is planned once
-more without the worker that failed, and if that fails too it is run here. So a fault costs a recomputation, and a
-request that ends gives back what it holds in the one way there is.
+Those that were given away (``placing.py``) wait in the engine's table with their pages and slots taken, exactly like
+those that run here. What comes is checked and written straight into them. Whatever goes wrong (a deadline, a lost
+connection, a refusal, damage) leads to one place: the encode is planned once more without the worker that failed, and
+if that fails too it is run here. So a fault costs a recomputation, and a request that ends gives back what it holds in
+the one way there is.
 
-Not here: processes (``parallel/supervisor.py``), what is kept (``store/``), who answers a request (``workers.py``).
+Not here: who is asked for what (``placing.py``), processes (``parallel/supervisor.py``), what is kept (``store/``), who
+answers a request (``workers.py``).
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -21,34 +21,33 @@ from functools import partial
 from torch import Tensor
 
 from hypic.engine.arrivals import Arrivals, Arrived, awaited
+from hypic.engine.asking import Asking
 from hypic.engine.engine import Engine
-from hypic.engine.own_work import OwnWork, job_of
-from hypic.engine.parallel import messages
-from hypic.engine.parallel.assign import PLANNERS, Placed, alike
+from hypic.engine.own_work import OwnWork
 from hypic.engine.parallel.caller import Caller, Self
-from hypic.engine.parallel.connections import Connections
 from hypic.engine.parallel.cost import Pace
-from hypic.engine.parallel.messages import Beat, Cancel, Entry, Hello, Holdings, Refused, Want
-from hypic.engine.parallel.stealing import to_take_back
+from hypic.engine.parallel.messages import Beat, Entry, Hello, Holdings, Ready, Refused
+from hypic.engine.parallel.room import Room
 from hypic.engine.parallel.streams import Made
-from hypic.engine.parallel.view import State, View
-from hypic.engine.parallel.wants import Counts, Patience, Pending, Wants
-from hypic.engine.payload import Canary, checked, largest_bytes, want_of
-from hypic.engine.request import Encode
+from hypic.engine.parallel.view import State
+from hypic.engine.parallel.wants import Patience, Pending
+from hypic.engine.payload import Canary, checked, largest_bytes
+from hypic.engine.placing import Placing
 from hypic.engine.store.image import EntryImage
 from hypic.engine.trust import CANARY, CANARY_S, Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS, TICK_S = 2, 0.05
+# What comes takes memory beside the pool until it is written: this share of the pool's, and never less than so much.
+ROOM_SHARE, LEAST_ROOM_BYTES = 1 / 32, 2**28
 
 
 class Peers:
-    """Implements ``jobs.Away`` on the engine's thread, and ``caller.Events`` on the connections' threads.
+    """Implements ``caller.Events`` on the connections' threads; ``placing`` is for the engine's.
 
     ``post`` runs something on the engine's thread. ``report`` is told of a peer that fails: rank, generation, how often
-    in a row, why. ``planner`` is a name of ``parallel.assign.PLANNERS``; it and ``only``, the ranks that may be asked
-    (``None``: all), may be changed between two requests.
+    in a row, why. ``room_bytes`` is what may have come, or be about to come, and not be in the pool yet.
     """
 
     def __init__(
@@ -61,94 +60,25 @@ class Peers:
         report: Callable[[int, int, int, str], None],
         patience: Patience = Patience(),
         planner: str = "longest-first",
+        room_bytes: int | None = None,
     ) -> None:
-        self.me, self.pace, self.patience, self.planner = me, pace, patience, planner
-        self.view, self.wants, self.counts = View(), Wants(), Counts()
-        self.only: frozenset[int] | None = None
-        self._own = OwnWork(me, pace, engine.admission)
+        self.me, self.pace, self.patience, self._post, self._report = me, pace, patience, post, report
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
-        self._post, self._report = post, report
+        self.room = Room(room_of(engine) if room_bytes is None else room_bytes)
+        self._asking = Asking(me, self, self.room, self._layout)
+        self.view, self.wants, self.counts = self._asking.view, self._asking.wants, self._asking.counts
+        self._connections, self._lock = self._asking.connections, self._asking.lock
         self._trust = Trust(
             canary, self._layout.dtype, engine.runner.pool.form.drop_below, self.view, report, me.device_kind
         )
-        self._connections = Connections(me, self)
-        self._nonces = itertools.count(1)
-        self._arrivals = Arrivals(self.counts)
-        self._lock = threading.RLock()
+        self._arrivals = Arrivals(self.counts, self._asking.end)
+        self._own = OwnWork(me, pace, engine.admission)
+        self.placing = Placing(self._own, self._asking, self._arrivals, planner)
         self._over = threading.Event()
         threading.Thread(target=self._tick, name="hypic-deadlines", daemon=True).start()
 
     # -- on the engine's thread --------------------------------------------------------------------------------------
-
-    def offer(self, jobs: Sequence[Encode]) -> None:
-        """Give away what others have sooner; the rest stays where it is."""
-        started = time.monotonic()
-        fresh = [job for job in jobs if job.base is None and not job.done]
-        for is_alone in (False, True):
-            self._place([job for job in fresh if job.is_alone is is_alone], 0)
-        self.counts.plan_s += time.monotonic() - started
-
-    def withdraw(self, job: Encode) -> None:
-        pending = self.wants.take(job.away)
-        if pending is not None:
-            self._connections.tell(pending.peer, Cancel(pending.nonce))
-
-    def _place(self, jobs: Sequence[Encode], attempt: int) -> None:
-        now = time.monotonic()
-        with self._lock:
-            members = [member for member in self.view.members(now) if self._may_ask(member.rank, jobs)]
-            ranks = [member.rank for member in members]
-            wanted = [job_of(number, job, self.view, ranks) for number, job in enumerate(jobs)]
-            if not members or not wanted:
-                return
-            own = self._own.member(self._arrivals.receive_s, jobs)
-            placed = PLANNERS[self.planner](wanted, alike([own, *members]), self.me.rank)
-            # What is asked at once of a peer is encoded in steps of many, so all of it may come with the last.
-            arrivals_s = {place.rank: place.arrival_s for place in sorted(placed, key=lambda place: place.arrival_s)}
-            asked: dict[tuple[int, int], list[Want]] = {}
-            for place in placed:
-                if place.rank != self.me.rank:
-                    arrival_s = place.arrival_s if place.is_fetch else arrivals_s[place.rank]
-                    pending = self._send_away(jobs[place.job.number], place, arrival_s, attempt, now)
-                    asked.setdefault(pending.peer, []).append(want_of(pending))
-            for peer, wants in asked.items():
-                self._connections.tell(peer, messages.Wants(tuple(wants)))
-
-    def _may_ask(self, rank: int, jobs: Sequence[Encode] = ()) -> bool:
-        """Of deterministic requests' segments only those are asked for whose bits are the same."""
-        alone = [len(job.entry.ids) for job in jobs if job.is_alone]
-        is_exact = not alone or (max(alone) <= self.pace.cost.batch_tokens and self.view.is_exact(rank, max(alone)))
-        return is_exact and rank in self._connections and (self.only is None or rank in self.only)
-
-    def _send_away(self, job: Encode, place: Placed, arrival_s: float, attempt: int, now: float) -> Pending:
-        peer, nonce = self.view.peers[place.rank], next(self._nonces)
-        pending = Pending(nonce, job.entry, peer.id, place.is_fetch, now, arrival_s, attempt, peer.late)
-        self.wants.add(pending)
-        job.away, self.counts.asked = nonce, self.counts.asked + 1
-        self.view.promised(place.rank, arrival_s, now)
-        return pending
-
-    def rebalance(self) -> None:
-        """Between two steps: take back what a peer has not begun, if there is nothing else to do here; plan again what
-        waits here, if a peer has nothing to do."""
-        if self.planner != "longest-first" or self._own.admission is None:
-            return
-        with self._lock:
-            if not self._own.here():
-                self._take_back()
-            elif later := self._own.later():
-                idle = self.view.idle(self.wants.waiting(), time.monotonic())
-                self.offer(later if any(map(self._may_ask, idle)) else ())
-
-    def _take_back(self) -> None:
-        encoding = self._own.encoding
-        waiting = [pending for pending in self.wants.waiting() if awaited(pending, encoding)]
-        own = self._own.member(self._arrivals.receive_s)
-        for pending in to_take_back(waiting, own, self.view, time.monotonic()):
-            if self.wants.take(pending.nonce) is not None:
-                self._connections.tell(pending.peer, Cancel(pending.nonce))
-                encoding[pending.key].away, self.counts.taken_back = 0, self.counts.taken_back + 1
 
     def _again(self, lost: Sequence[Pending], engine: Engine) -> None:
         """Plan anew what did not come; at the last attempt it is run here."""
@@ -158,7 +88,7 @@ class Peers:
                 continue
             job.away = 0
             if pending.attempt + 1 < MOST_ATTEMPTS:
-                self._place([job], pending.attempt + 1)
+                self.placing.place([job], pending.attempt + 1)
 
     # -- on any thread -----------------------------------------------------------------------------------------------
 
@@ -203,6 +133,7 @@ class Peers:
         Whether a silent worker still lives its heartbeats show, and whoever listens to them: it is not reported.
         """
         now = time.monotonic()
+        self._asking.end([pending.nonce for pending in lost])
         for peer in {pending.peer for pending in lost}:
             with self._lock:
                 is_silent, num_failures = self.view.life(peer, now) == "silent", self.view.failed(*peer, now)
@@ -228,7 +159,7 @@ class Peers:
             with self._lock:
                 overdue = self.wants.overdue(now, self.patience, partial(self.view.life, now=now))
             for pending in overdue:
-                self._connections.tell(pending.peer, Cancel(pending.nonce))
+                self._asking.given_up(pending)
             self._fall_back(overdue, "did not answer in time")
             self._connect()
             self._ask_canaries()
@@ -243,9 +174,9 @@ class Peers:
         now = time.monotonic()
         with self._lock:
             for peer in self._trust.due(now, self._connections):
-                pending = Pending(next(self._nonces), self._trust.canary.entry, peer, False, now, CANARY_S, CANARY)
-                self.wants.add(pending)
-                self._connections.tell(peer, messages.Wants((want_of(pending, is_trial=True),)))
+                entry = self._trust.canary.entry
+                pending = Pending(self._asking.nonce(), entry, peer, False, now, CANARY_S, CANARY)
+                self._asking.ask([pending], is_trial=True)
 
     # -- on the connections' threads ---------------------------------------------------------------------------------
 
@@ -258,7 +189,12 @@ class Peers:
             self.view.becomes(peer, "connected", only_from="met")
 
     def expects(self, peer: tuple[int, int], entry: Entry) -> bool:
-        return entry.generation == peer[1] and entry.num_bytes <= self._largest_bytes
+        is_possible = entry.generation == peer[1] and entry.num_bytes <= self._largest_bytes
+        return is_possible and self._asking.may_come(peer, entry)
+
+    def is_ready(self, peer: tuple[int, int], message: Ready) -> None:
+        if message.generation == peer[1]:
+            self._asking.is_ready(peer, message)
 
     def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None:
         self.counts.came_bytes += entry.num_bytes
@@ -282,6 +218,7 @@ class Peers:
             apart = self._trust.apart(image)
             with self._lock:
                 self._trust.settle(peer, apart)
+            self._asking.end([entry.nonce])
         else:
             self._accept(pending, entry, image, data)
 
@@ -306,3 +243,8 @@ class Peers:
         self._connections.lost(caller, time.monotonic())
         self._becomes(caller.peer, "met")
         self._fall_back(self.wants.of(caller.peer), reason)
+
+
+def room_of(engine: Engine) -> int:
+    """Bytes that entries may take before they are in an engine's pool."""
+    return max(LEAST_ROOM_BYTES, int(ROOM_SHARE * engine.runner.pool.num_bytes))

@@ -77,6 +77,7 @@ class WorkerSpec:
     beat_s: float = 0.2
     parent: int = 0
     speaks: bool = True
+    room_bytes: int | None = None
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> WorkerSpec:
@@ -94,6 +95,7 @@ class WorkerSpec:
             beat_s=float(told.get("beat_s", 0.2)),
             parent=int(told.get("parent", 0)),
             speaks=bool(told.get("speaks", True)),
+            room_bytes=None if told.get("room_bytes") is None else int(told["room_bytes"]),
         )
 
     @property
@@ -167,8 +169,9 @@ class Worker:
         peers = Peers(
             *(self._me, engine, self._loop.post, self._pace, self._canary, lambda *_: None),
             planner=self._spec.planner,
+            room_bytes=self._spec.room_bytes,
         )
-        engine.admission.jobs.away = peers
+        engine.admission.jobs.away = peers.placing
         return peers
 
     def _forget(self, message: Forget) -> None:

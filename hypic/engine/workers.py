@@ -53,8 +53,8 @@ OWN_GENERATION, SLOWER = 1, 5
 @dataclass(frozen=True)
 class Setup:
     """How workers are run; tests and benchmarks choose other than the defaults. ``speaks``: the checkpoint has a
-    tokenizer;
-    ``routes``: other workers answer whole requests too, as well as encoding for this one."""
+    tokenizer; ``routes``: other workers answer whole requests too, as well as encoding for this one; ``room_bytes``:
+    what each lets come before it is written, by default a share of its pool."""
 
     entry: str = "hypic.engine.worker"
     carrier: str = "auto"
@@ -65,6 +65,7 @@ class Setup:
     host: str = "127.0.0.1"
     speaks: bool = True
     routes: bool = True
+    room_bytes: int | None = None
 
 
 class Workers:
@@ -86,6 +87,7 @@ class Workers:
             "carrier": setup.carrier,
         }
         told |= {"parent": os.getpid(), "speaks": setup.speaks, "planner": setup.planner}
+        told |= {} if setup.room_bytes is None else {"room_bytes": setup.room_bytes}
         # Who only encodes has no use for recorded steps, which are those that encode nothing.
         config = config if setup.routes else replace(config, graphs=False)
         specs = {rank: {**told, **_of_rank(rank, config)} for rank in range(1, config.workers)}
@@ -116,9 +118,11 @@ class Workers:
             *(runner.identity.fingerprint, to_json(pace.cost), me.device_kind),
         )
         # From here on everybody is told, on other threads, of a worker that comes or leaves: this one is known by now.
-        self._peers = Peers(me, engine, loop.post, pace, canary, self._failed, setup.patience, setup.planner)
+        self._peers = Peers(
+            *(me, engine, loop.post, pace, canary, self._failed, setup.patience, setup.planner, setup.room_bytes)
+        )
         self._router = Router(loop, runner.identity, self)
-        engine.admission.jobs.away = self._peers
+        engine.admission.jobs.away = self._peers.placing
 
     @property
     def peers(self) -> Peers:

@@ -98,8 +98,8 @@ class Rig:
     def use(self, num_workers: int, planner: str = "longest-first") -> None:
         """Give work to so many workers only."""
         if self.workers is not None:
-            self.workers.peers.only = frozenset(range(1, num_workers))
-            self.workers.peers.planner = planner
+            self.workers.peers.placing.only = frozenset(range(1, num_workers))
+            self.workers.peers.placing.planner = planner
 
     @contextmanager
     def steps_of(self, num_tokens: int | None) -> Iterator[None]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hypic.engine.parallel import wire as wires
 from hypic.engine.parallel.device_memory import DeviceMemoryTransport
 from hypic.engine.parallel.group import Meeting, is_available
-from hypic.engine.parallel.messages import Entry, Greet, Greeted, Hello, Message, Refused
+from hypic.engine.parallel.messages import Entry, Greet, Greeted, Hello, Message, Ready, Refused
 from hypic.engine.parallel.streams import side_stream
 from hypic.engine.parallel.transport import SocketTransport, Transport, choose
 from hypic.engine.parallel.wire import Wire
@@ -48,11 +48,14 @@ class Events(Protocol):
     """What the owner is told, on the connection's threads; ``peer`` is rank and generation."""
 
     def expects(self, peer: tuple[int, int], entry: Entry) -> bool:
-        """Whether an announced entry may be as large as it says."""
+        """Whether an announced entry may come now, and be as large as it says."""
 
     def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None: ...
 
     def refused(self, peer: tuple[int, int], message: Refused) -> None: ...
+
+    def is_ready(self, peer: tuple[int, int], message: Ready) -> None:
+        """It has an entry that waits for room."""
 
     def connected(self, peer: tuple[int, int], carrier: str) -> None: ...
 
@@ -140,9 +143,13 @@ class Caller:
     def _take(self, wire: Wire, message: Message) -> None:
         if isinstance(message, Refused):
             self._events.refused(self.peer, message)
+        elif isinstance(message, Ready):
+            self._events.is_ready(self.peer, message)
         elif isinstance(message, Entry):
             if not 0 <= message.num_bytes <= LARGEST_BYTES or not self._events.expects(self.peer, message):
-                raise WorkerLost(f"worker {self.hello.rank} announced {message.num_bytes} bytes; it is given up.")
+                raise WorkerLost(
+                    f"worker {self.hello.rank} announced {message.num_bytes} bytes too many; it is given up."
+                )
             started = time.monotonic()
             data = self._transport.receive(wire, message, self.me.device)
             self._events.entry_came(self.peer, message, data, time.monotonic() - started)

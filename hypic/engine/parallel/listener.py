@@ -1,7 +1,7 @@
 """Where peers come to ask for entries: one listening socket, and two threads for each connection.
 
-What is asked goes to ``Serving``; what it answers is queued and sent in order. When a connection ends, all that was
-asked on it is cancelled.
+What is asked goes to ``Serving``; what it answers is queued and sent in order, but for entries for which the peer has
+no room yet (``gate.py``). When a connection ends, all that was asked on it is cancelled.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch import Tensor
 from hypic.engine.parallel import wire as wires
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.device_memory import DeviceMemoryTransport
+from hypic.engine.parallel.gate import Gate
 from hypic.engine.parallel.group import Meeting, is_available
-from hypic.engine.parallel.messages import Cancel, Entry, Greet, Greeted, Refused, Want, Wants
+from hypic.engine.parallel.messages import Cancel, Entry, Go, Greet, Greeted, Ready, Refused, Want, Wants
 from hypic.engine.parallel.packing import Spec, digest, written
 from hypic.engine.parallel.streams import side_stream
 from hypic.engine.parallel.transport import SocketTransport, Transport
@@ -43,9 +44,10 @@ class Lease(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What comes of a ``Want``: an entry, which is packed and summed up when it is sent; or a refusal."""
+    """What comes of a ``Want``: an entry, which is packed and summed up when it is sent; a refusal; or word of an entry
+    that waits for room."""
 
-    message: Entry | Refused
+    message: Entry | Refused | Ready
     lease: Lease | None = None
 
     def drop(self) -> None:
@@ -141,6 +143,7 @@ class _Session:
     outbox: queue.SimpleQueue[Answer | None] = field(default_factory=queue.SimpleQueue)
     transport: Transport = field(default_factory=SocketTransport)
     open: set[int] = field(default_factory=set)
+    gate: Gate[Answer] = field(default_factory=Gate)
     is_over: bool = False
 
     def run(self) -> None:
@@ -150,9 +153,11 @@ class _Session:
             message = self.wire.receive()
             if isinstance(message, Wants):
                 self.serving.want([self._asked(want) for want in message.items])
+            elif isinstance(message, Go):
+                for nonce in message.nonces:
+                    self._send_held(nonce)
             elif isinstance(message, Cancel):
-                self.open.discard(message.nonce)
-                self.serving.cancel((self.number, message.nonce))
+                self._cancel(message.nonce)
             else:
                 raise WorkerLost(f"a peer sent {type(message).__name__}, which no peer asks.")
 
@@ -161,26 +166,48 @@ class _Session:
         self.wire.close()
         self.transport.close()
         for nonce in list(self.open):
-            self.open.discard(nonce)
-            self.serving.cancel((self.number, nonce))
+            self._cancel(nonce)
         self._empty()
+
+    def _cancel(self, nonce: int) -> None:
+        self.open.discard(nonce)
+        self.serving.cancel((self.number, nonce))
+        held = self.gate.open(nonce)
+        if held is not None:
+            held.drop()
+
+    def _send_held(self, nonce: int) -> None:
+        """There is room for it now."""
+        held = self.gate.open(nonce)
+        if held is not None:
+            self._put(held)
 
     def _asked(self, want: Want) -> Asked:
         self.open.add(want.nonce)
+        if want.waits:
+            self.gate.shut(want.nonce)
 
         def reply(answer: Answer) -> None:
             if want.nonce not in self.open:
                 answer.drop()
                 return
             self.open.discard(want.nonce)
-            self.outbox.put(answer)
-            if self.is_over:
-                self._empty()
+            if answer.lease is None:
+                self.gate.open(want.nonce)  # a refusal needs no room
+            is_held = self.gate.holds(want.nonce, answer)
+            self._put(Answer(Ready(want.nonce, want.generation)) if is_held else answer)
 
         return Asked((self.number, want.nonce), want, reply)
 
+    def _put(self, answer: Answer) -> None:
+        self.outbox.put(answer)
+        if self.is_over:
+            self._empty()
+
     def _empty(self) -> None:
         """Nothing is sent any more; whoever sends is woken."""
+        for held in self.gate.open_all():
+            held.drop()
         with suppress(queue.Empty):
             while True:
                 answer = self.outbox.get_nowait()

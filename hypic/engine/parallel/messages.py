@@ -2,9 +2,9 @@
 
 Worker to front: ``Hello`` when it is ready, ``Beat`` several times a second, ``Piece`` of an answer it was asked for.
 Front to worker: ``Roster`` (who else there is), ``Holdings`` (who holds what), ``Ask``, ``Abort``, ``Stop``.
-Worker to worker, over connections of their own: ``Greet`` and ``Greeted``, then ``Wants`` and ``Cancel`` one way and
-``Entry`` (with its bytes behind it) or ``Refused`` the other. Every message that starts or ends work carries the
-generation of the process it is meant for or comes from; a nonce names one request for one entry, once.
+Worker to worker, over connections of their own: ``Greet`` and ``Greeted``, then ``Wants``, ``Go`` and ``Cancel`` one
+way and ``Ready``, ``Entry`` (with its bytes behind it) or ``Refused`` the other. Every message that starts or ends work
+carries the generation of the process it is meant for or comes from; a nonce names one request for one entry, once.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ class Want:
     """Send the entry of a segment: from the store, or encoded now; nobody uses it from ``expires_s`` on.
 
     ``is_trial``: it is only looked at, and not kept once it was sent. ``deterministic``: it is for a request that is,
-    and so encoded in a step of its own.
+    and so encoded in a step of its own. ``waits``: there is no room for it yet, so ``Ready`` is said when it is made,
+    and it is sent after ``Go``.
     """
 
     nonce: int
@@ -169,6 +170,7 @@ class Want:
     expires_s: float | None = None
     is_trial: bool = False
     deterministic: bool = False
+    waits: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,21 @@ class Wants:
     """Several at once, so that they are encoded together."""
 
     items: tuple[Want, ...]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The entry of a ``Want`` that waits is there."""
+
+    nonce: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Go:
+    """There is room for these: they may be sent."""
+
+    nonces: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -228,9 +245,9 @@ class Handle:
 
 _KINDS = (
     *(Hello, Failed, Beat, Roster, Holdings, Ask, Abort, Piece, Forget, Forgot, Stop),
-    *(Greet, Greeted, Want, Wants, Cancel, Entry, Refused, Handle),
+    *(Greet, Greeted, Want, Wants, Ready, Go, Cancel, Entry, Refused, Handle),
 )
 Message = (
     Hello | Failed | Beat | Roster | Holdings | Ask | Abort | Piece | Stop | Greet | Greeted | Want | Cancel | Entry
-) | (Refused | Handle | Forget | Forgot | Wants)
+) | (Refused | Handle | Forget | Forgot | Wants | Ready | Go)
 BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}

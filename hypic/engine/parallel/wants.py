@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hypic.engine.segment import CachedSegment
@@ -21,7 +21,9 @@ Life = Literal["silent", "idle", "at work"]
 class Pending:
     """One request for one entry; ``peer`` is rank and generation, times are of the monotonic clock.
 
-    ``late`` is how late this peer was of late: what it took over what was predicted.
+    ``late`` is how late this peer was of late: what it took over what was predicted. ``is_made``: the peer has it, and
+    said so; ``held_up_s`` is since when it waits for room here, 0 if it does not. That is not the peer's time: when it
+    ends, ``asked_s`` is put off by as much.
     """
 
     nonce: int
@@ -32,6 +34,8 @@ class Pending:
     predicted_s: float
     attempt: int = 0
     late: float = 1.0
+    is_made: bool = False
+    held_up_s: float = 0.0
 
     @property
     def key(self) -> bytes:
@@ -83,9 +87,25 @@ class Wants:
         with self._lock:
             return self._pending.pop(nonce, None)
 
+    def hold_up(self, nonce: int, now: float) -> None:
+        """The peer has it, and there is no room: it is waited for without end, until ``go_on``."""
+        with self._lock:
+            if (pending := self._pending.get(nonce)) is not None:
+                self._pending[nonce] = replace(pending, is_made=True, held_up_s=now)
+
+    def go_on(self, nonce: int, now: float) -> Pending | None:
+        """There is room for it, if it is still wanted."""
+        with self._lock:
+            pending = self._pending.get(nonce)
+            if pending is not None and pending.held_up_s:
+                asked_s = pending.asked_s + now - pending.held_up_s
+                pending = self._pending[nonce] = replace(pending, asked_s=asked_s, held_up_s=0.0)
+            return pending
+
     def overdue(self, now: float, patience: Patience, life: Callable[[tuple[int, int]], Life]) -> list[Pending]:
         """Out of the table: all that have been waited for long enough, given how their peers are."""
-        return self._take_all([p for p in self._all() if now - p.asked_s >= patience.seconds(p, life(p.peer))])
+        asked = [p for p in self._all() if not p.held_up_s]
+        return self._take_all([p for p in asked if now - p.asked_s >= patience.seconds(p, life(p.peer))])
 
     def waiting(self) -> list[Pending]:
         """All that is awaited, in the order in which it was asked."""

@@ -87,7 +87,7 @@ def test_an_answer_that_only_several_workers_give_is_seen_though_all_entries_are
     sound = Rig.ask
 
     def ask(self: Rig, documents: Sequence[Any], *args: Any, **changes: Any) -> Any:
-        is_wrong = self.workers is not None and self.workers.peers.only == frozenset({1})
+        is_wrong = self.workers is not None and self.workers.peers.placing.only == frozenset({1})
         return sound(self, [*documents[1:], documents[0]] if is_wrong else documents, *args, **changes)
 
     monkeypatch.setattr(Rig, "ask", ask)

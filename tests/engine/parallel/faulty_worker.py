@@ -18,8 +18,8 @@ import torch
 
 from hypic.engine import calibrate, lending, worker
 from hypic.engine.engine import Engine
-from hypic.engine.parallel import listener, wire
-from hypic.engine.parallel.messages import Beat, Entry
+from hypic.engine.parallel import gate, listener, wire
+from hypic.engine.parallel.messages import Beat, Entry, Ready
 from hypic.engine.parallel.packing import digest, read, written
 
 Run = Callable[..., Any]
@@ -71,6 +71,8 @@ def _inject(faults: Faults) -> None:
     _wrap(Engine, "step", lambda: faults.strikes("hang-step") and time.sleep(1000))
     _wrap(Engine, "step", lambda: time.sleep(SLOW_S) if faults.holds("slow") else None)
     _wrap(lending.Lending, "want", lambda: faults.strikes("stop") and os.kill(os.getpid(), signal.SIGSTOP))
+    _wrap(listener._Session, "_send_held", lambda: faults.strikes("kill-called") and die())
+    _waits(faults)
     _replies(faults)
     _sends(faults)
     _bytes(faults)
@@ -86,6 +88,26 @@ def _wrap(owner: Any, name: str, before: Callable[[], object]) -> None:
         return sound(*args, **options)
 
     setattr(owner, name, faulty)
+
+
+def _waits(faults: Faults) -> None:
+    """What should wait for room is sent at once; word of it is lost, or the last thing that is said."""
+    holds, send_one = gate.Gate.holds, listener._Session._send_one
+
+    def faulty(self: Any, nonce: int, answer: Any) -> bool:
+        if nonce in self._shut and faults.strikes("greedy"):
+            self._shut.discard(nonce)
+        return holds(self, nonce, answer)
+
+    def faulty_send(session: Any, answer: listener.Answer) -> None:
+        asked = faults.strikes("ready-lost", "kill-ready") if isinstance(answer.message, Ready) else ""
+        if asked != "ready-lost":
+            send_one(session, answer)
+        if asked == "kill-ready":
+            die()
+
+    gate.Gate.holds = faulty  # type: ignore[method-assign]
+    listener._Session._send_one = faulty_send  # type: ignore[method-assign]
 
 
 def _replies(faults: Faults) -> None:

@@ -61,11 +61,11 @@ class Running:
         """Run the workers otherwise for a while."""
         found, peers = self.workers, self.workers.peers
         setup, found.setup = found.setup, replace(found.setup, routes=routes)
-        before, peers.planner = peers.planner, planner
+        before, peers.placing.planner = peers.placing.planner, planner
         try:
             yield
         finally:
-            found.setup, peers.planner = setup, before
+            found.setup, peers.placing.planner = setup, before
 
     def submit(self, pieces: Sequence[Piece], max_tokens: int = 8, **options: object) -> str:
         self.num_asked += 1

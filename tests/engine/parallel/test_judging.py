@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hypic.engine.parallel.caller import Caller, Self
 from hypic.engine.parallel.listener import Answer, Asked, Listener
-from hypic.engine.parallel.messages import Hello, Refused, Want, Wants
+from hypic.engine.parallel.messages import Hello, Ready, Refused, Want, Wants
 from hypic.engine.parallel.view import View
 from hypic.engine.payload import difference
 from hypic.engine.segment import Identity
@@ -116,6 +116,8 @@ class Broken:
 
     def refused(self, peer: tuple[int, int], message: Refused) -> None:
         raise KeyError("a mistake")
+
+    def is_ready(self, peer: tuple[int, int], message: Ready) -> None: ...
 
     def lost(self, caller: Caller, reason: str) -> None:
         self.lost_for.put(reason)

@@ -1,0 +1,274 @@
+"""What others send waits with them until there is room here: never too much at once, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypic.engine.parallel import wire
+from hypic.engine.parallel.caller import Self
+from hypic.engine.parallel.gate import Gate
+from hypic.engine.parallel.listener import Answer, Asked, Listener
+from hypic.engine.parallel.liveness import Times
+from hypic.engine.parallel.messages import Cancel, Entry, Go, Greet, Greeted, Ready, Want, Wants
+from hypic.engine.parallel.packing import Spec, pack
+from hypic.engine.parallel.room import Room
+from hypic.engine.parallel.wants import Patience
+from hypic.engine.sizing import Need
+from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, misbehaving, until
+
+# A bit more than two of the entries that these tests ask for.
+SMALL_BYTES = 700_000
+# Longer than anybody is waited for here who is idle.
+BUSY_S = 2.5
+
+
+# -- the budget ------------------------------------------------------------------------------------------------------
+
+
+def test_half_of_the_budget_is_promised_and_the_rest_is_called_in_turn() -> None:
+    room = Room(100)
+    assert [room.promise(nonce, 25) for nonce in (1, 2, 3, 4, 5, 6)] == [True, True, False, False, False, False]
+    assert room.may_come(1) and not room.may_come(3) and room.may_come(77)
+    assert room.ready(4) == [4] and room.ready(3) == [3] and room.ready(6) == [] == room.ready(5)
+    assert room.ready(1) == [] == room.ready(99) == room.ready(4)  # said twice, or unasked
+    assert room.taken_bytes == 100 and not room.may_come(6)
+    assert room.end([1]) == [6] and room.end([99]) == [] and room.end([2, 4]) == [5]
+    assert room.end([3, 5, 6]) == [] and room.taken_bytes == 0 and room.most_bytes == 100
+
+
+def test_one_always_comes_however_large() -> None:
+    room = Room(0)
+    assert not room.promise(1, 500) and not room.promise(2, 700)
+    assert room.ready(2) == [2] and room.ready(1) == [] and room.end([2]) == [1] and room.most_bytes == 700
+    wide = Room(100)
+    assert wide.promise(1, 50) and not wide.promise(2, 400) and not wide.promise(3, 10)
+    assert wide.ready(2) == [2] and wide.ready(3) == [] and wide.end([2]) == [3]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 40),
+    st.lists(st.integers(1, 30), min_size=1, max_size=25),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_happens_it_is_within_bounds_and_all_is_called(budget: int, sizes: list[int], random: object) -> None:
+    """In any order: asked, ready, given up or written at any time. What is called ends some time, and then all is."""
+    room, chance = Room(budget), random
+    nonces = list(range(len(sizes)))
+    made = [nonce for nonce in nonces if not room.promise(nonce, sizes[nonce])]
+    coming = set(nonces) - set(made)
+    chance.shuffle(made)  # type: ignore[attr-defined]
+    waiting = set(made)
+    bound = max(budget, budget // 2 + max(sizes))
+    while made or coming:
+        if made and (not coming or chance.random() < 0.6):  # type: ignore[attr-defined]
+            called = room.ready(made.pop())
+        else:
+            nonce = chance.choice(sorted(coming | waiting))  # type: ignore[attr-defined]
+            called = room.end([nonce])
+            made = [one for one in made if one != nonce]
+            coming.discard(nonce)
+            waiting.discard(nonce)
+        assert set(called) <= waiting
+        waiting -= set(called)
+        coming |= set(called)
+        assert room.taken_bytes == sum(sizes[nonce] for nonce in coming) <= bound
+        assert coming or made or not waiting, "some wait, and nothing will end it"
+    assert not waiting and room.taken_bytes == 0 and room.most_bytes <= bound
+
+
+def test_a_gate_keeps_what_it_was_shut_for() -> None:
+    gate: Gate[str] = Gate()
+    gate.shut(1)
+    gate.shut(2)
+    gate.shut(3)
+    assert gate.holds(1, "a") and not gate.holds(9, "z")
+    assert gate.open(2) is None and not gate.holds(2, "b")  # opened before it was there
+    assert gate.open(1) == "a" and gate.open(1) is None
+    assert gate.holds(3, "c") and gate.open_all() == ["c"] and not gate.holds(3, "d")
+
+
+# -- the side that has it --------------------------------------------------------------------------------------------
+
+
+class Leased:
+    """Some bytes; whether they are still held."""
+
+    def __init__(self) -> None:
+        self.has_ended = threading.Event()
+
+    def packed(self) -> tuple[tuple[Spec, ...], torch.Tensor]:
+        return pack({"a": torch.arange(8, dtype=torch.int32)})
+
+    def end(self) -> None:
+        self.has_ended.set()
+
+
+class Made:
+    """Has everything at once."""
+
+    def __init__(self) -> None:
+        self.leases: dict[int, Leased] = {}
+
+    def want(self, asked: Sequence[Asked]) -> None:
+        for one in asked:
+            lease = self.leases[one.want.nonce] = Leased()
+            one.reply(Answer(Entry(one.want.nonce, 1, one.want.key, "", 0, 0, 0.0, True), lease))
+
+    def cancel(self, ask: tuple[int, int]) -> None: ...
+
+
+@pytest.fixture
+def lender() -> Iterator[tuple[Made, wire.Wire]]:
+    """One that has everything, and a connection to it."""
+    serving = Made()
+    listener = Listener(Self(1, 1, b"secret", torch.device("cpu"), "cpu", "socket"), "127.0.0.1", serving)
+    asker = wire.connect("127.0.0.1", listener.port, b"secret")
+    try:
+        asker.send(Greet(0, 1, 1, 1, "socket", "cpu"))
+        assert isinstance(asker.receive(), Greeted)
+        yield serving, asker
+    finally:
+        asker.close()
+        listener.close()
+
+
+def wants(*waits: bool) -> Wants:
+    return Wants(tuple(Want(nonce, 1, "ab", (1,), 8, waits=wait) for nonce, wait in enumerate(waits)))
+
+
+def came(asker: wire.Wire) -> int:
+    message = asker.receive()
+    assert isinstance(message, Entry)
+    asker.receive_bytes(message.num_bytes)
+    return message.nonce
+
+
+def test_what_waits_is_sent_when_it_is_told_to_and_in_that_order(lender: tuple[Made, wire.Wire]) -> None:
+    serving, asker = lender
+    asker.send(wants(True, False, True))
+    assert asker.receive() == Ready(0, 1) and came(asker) == 1 and asker.receive() == Ready(2, 1)
+    assert serving.leases[1].has_ended.wait(10) and not serving.leases[0].has_ended.is_set()
+    asker.send(Go((2, 0, 77)))
+    assert [came(asker), came(asker)] == [2, 0]
+    assert serving.leases[0].has_ended.wait(10) and serving.leases[2].has_ended.wait(10)
+
+
+def test_what_waits_is_let_go_when_it_is_cancelled_or_the_connection_ends(lender: tuple[Made, wire.Wire]) -> None:
+    serving, asker = lender
+    asker.send(wants(True, True))
+    assert [asker.receive(), asker.receive()] == [Ready(0, 1), Ready(1, 1)]
+    asker.send(Cancel(0))
+    assert serving.leases[0].has_ended.wait(10) and not serving.leases[1].has_ended.is_set()
+    asker.close()
+    assert serving.leases[1].has_ended.wait(10)
+
+
+# -- whole workers ---------------------------------------------------------------------------------------------------
+
+
+SETUP = replace(
+    ENCODING, planner="round-robin", room_bytes=SMALL_BYTES, patience=Patience(least_s=2.0),
+    times=Times(silence_s=4.0, hang_s=4.0, pause_s=0.05, longest_pause_s=0.2),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("asked")
+
+
+@pytest.fixture(scope="module")
+def narrow(folder: Path, faults: Path) -> Iterator[Running]:
+    """Two workers; for what comes there is hardly any room."""
+    with misbehaving(folder, faults, SETUP) as engine:
+        yield engine
+
+
+def room_of(engine: Running) -> Room:
+    return engine.workers.peers.room
+
+
+def burst(engine: Running, alone: Running, seeds: Sequence[int]) -> int:
+    """Many entries come, and the engine does not get to writing them for a while: the bytes that then wait for it."""
+    until(lambda: engine.workers.peers.ready() == 1, 120)
+    arrivals, counts, loop = engine.workers.peers._arrivals, engine.workers.peers.counts, engine.started.loop
+    before, prompts = counts.came, [cold_prompt(seed, count=12) for seed in seeds]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrivals, "write", lambda engine: None)
+        ids = [engine.submit(prompt) for prompt in prompts]
+        until(lambda: len(arrivals._waiting) > 0)
+        time.sleep(BUSY_S)
+        num_bytes = sum(arrived.message.num_bytes for arrived in arrivals._waiting)
+    loop.post(arrivals.write)
+    assert [engine.answer(id)[0] for id in ids] == [alone.ask(prompt)[0] for prompt in prompts]
+    until(lambda: room_of(engine).taken_bytes == 0)
+    assert counts.came == before + 6 * len(prompts)
+    return num_bytes
+
+
+@contextmanager
+def budget(engine: Running, num_bytes: int) -> Iterator[None]:
+    room = room_of(engine)
+    room.budget_bytes, room.most_bytes = num_bytes, 0
+    try:
+        yield
+    finally:
+        room.budget_bytes = SMALL_BYTES
+
+
+def test_a_burst_takes_no_more_than_there_is_room_for(narrow: Running, alone: Running) -> None:
+    """And whoever waits for room here is not taken for late. With more room more comes: it is the budget that binds."""
+    peers = narrow.workers.peers
+    with budget(narrow, SMALL_BYTES):
+        assert 0 < burst(narrow, alone, (301, 302, 303)) <= room_of(narrow).most_bytes <= SMALL_BYTES
+        assert peers.counts.fell_back == 0 and peers.view.peers[1].late < 2.0
+    with budget(narrow, 100 * SMALL_BYTES):
+        assert burst(narrow, alone, (304, 305, 306)) > 4 * SMALL_BYTES
+    assert narrow.leaked() == Need()
+
+
+def test_without_a_budget_one_comes_after_the_other(narrow: Running, alone: Running) -> None:
+    with budget(narrow, 0):
+        one = burst(narrow, alone, (307,))
+        assert SMALL_BYTES / 4 < one <= room_of(narrow).most_bytes < SMALL_BYTES / 2
+    assert narrow.workers.peers.counts.fell_back == 0 and narrow.leaked() == Need()
+
+
+def test_what_is_given_up_while_it_waits_gives_back_its_room(narrow: Running) -> None:
+    room, peers = room_of(narrow), narrow.workers.peers
+    ids = [narrow.submit(cold_prompt(seed, count=12)) for seed in range(310, 316)]
+    until(lambda: room.taken_bytes > 0)
+    for id in ids:
+        narrow.driver.abort(id)
+    until(lambda: len(peers.wants) == 0 and room.taken_bytes == 0)
+    assert narrow.leaked() == Need()
+    assert len(narrow.ask(cold_prompt(316))[0]) == 8
+
+
+@pytest.mark.parametrize("fault", ["kill-ready", "kill-called", "greedy", "ready-lost"])
+def test_a_worker_fails_with_what_waits_for_room(narrow: Running, alone: Running, faults: Path, fault: str) -> None:
+    """It dies, having said that it is ready or when it is called; it does not wait; or its word is lost."""
+    until(lambda: narrow.workers.peers.ready() == 1, 120)
+    room, before, counts = room_of(narrow), narrow.workers.supervisor.hellos[0], narrow.workers.peers.counts
+    fell_back, prompt = counts.fell_back, cold_prompt(320 + len(fault), count=12)
+    (faults / "1").write_text(fault)
+    room.most_bytes, started = 0, time.monotonic()
+    assert narrow.ask(prompt)[0] == alone.ask(prompt)[0] and time.monotonic() - started < 30
+    assert not (faults / "1").exists() and counts.fell_back > fell_back
+    assert room.taken_bytes == 0 and room.most_bytes <= SMALL_BYTES and len(narrow.workers.peers.wants) == 0
+    assert narrow.leaked() == Need()
+    if fault.startswith("kill"):
+        until(lambda: not is_running(before.pid))
+    until(lambda: narrow.workers.peers.ready() == 1, 120)
+    assert narrow.ask(cold_prompt(340 + len(fault), count=12)) and room.taken_bytes == 0
