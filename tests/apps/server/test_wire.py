@@ -204,6 +204,7 @@ def test_errors_of_the_engine(error: HypicError, status: int, kind: str, code: s
         ("POST", CHAT, b'{"messages": []}', 400, "messages"),
         ("POST", CHAT, b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": "3"}', 400, "max_tokens"),
         ("POST", TEXT, b'{"prompt": []}', 400, "empty list"),
+        ("POST", TEXT, b"{}", 400, "prompt is missing"),
         ("POST", TEXT, b'{"prompt": [[1, 2]]}', 400, "prompt"),
     ],
 )
