@@ -262,6 +262,14 @@ def test_a_field_that_cannot_be_right_is_one_sentence(
     assert told["type"] == "invalid_request_error" and set(told) == {"message", "type", "param", "code"}
 
 
+def test_half_a_character_is_told_as_it_was_sent() -> None:
+    with serving(ServedScript()) as client:
+        body = json.dumps(hello(temperature="\ud800"))
+        response = client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == 'temperature is "\\ud800"; send a number.'
+
+
 def test_long_values_are_cut_and_empty_text_is_content() -> None:
     with serving(ServedScript()) as client:
         told = client.post(CHAT, json=hello(temperature="x" * 5000)).json()["error"]["message"]
