@@ -16,6 +16,11 @@
 Every message is one sentence that names the offending value and the way out.
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
 
 class HypicError(Exception):
     """Root of all errors raised by hypic."""
@@ -63,3 +68,17 @@ class NonFiniteOutput(HypicError):
 
 class RequestAborted(HypicError):
     """The request was cancelled."""
+
+
+def unknown_hint(given: Iterable[object], known: Sequence[str], *further: str) -> str | None:
+    """The sentence about the first hint that is neither known nor one of ``further``; ``None`` where all are.
+
+    A hint that is passed over would change what a text is, or whose: a misspelt namespace gives it to everybody.
+    """
+    names = (*known, *further)
+    wrong = next((name for name in given if name not in names), None)
+    if wrong is None:
+        return None
+    near = get_close_matches(str(wrong), names, 1)
+    meant = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"unknown hypic hint {wrong!r:.80}{meant}; known are {', '.join(names)}."

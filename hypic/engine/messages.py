@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypic.errors import PromptError
+from hypic.errors import PromptError, unknown_hint
 from hypic.types import Message, Prompt, PromptLike, Segment
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -186,9 +186,9 @@ def _hints(carrier: Mapping[str, Any]) -> Mapping[str, Any]:
         return {}
     if not isinstance(hints, Mapping):
         raise PromptError(f"the hypic hint is {hints!r:.80}; pass a mapping with {', '.join(HINTS)}.")
-    unknown = [key for key in hints if key not in HINTS]
-    if unknown:
-        raise PromptError(f"unknown hypic hint {unknown[0]!r}; known are {', '.join(HINTS)}.")
+    wrong = unknown_hint(hints, HINTS)
+    if wrong is not None:
+        raise PromptError(wrong)
     for key, value in hints.items():
         expected = _HINT_TYPES.get(key, (str,))
         if value is not None and not isinstance(value, expected):

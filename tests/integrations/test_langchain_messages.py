@@ -52,7 +52,7 @@ def test_plain_messages_stay_plain() -> None:
 
 def test_blocks_pass_with_their_hints_and_nothing_else() -> None:
     block = {**segment(PAGES[0], "skill", name="s", source="f"), "cache_control": {"type": "ephemeral"}, "index": 3}
-    other = {"type": "text", "text": "x", "extras": {"other": 1, "hypic": {"id": "old", "score": 1}}}
+    other = {"type": "text", "text": "x", "extras": {"other": 1, "hypic": {"id": "old"}}}
     request = asked(HumanMessage([block, other, "y"]))
     assert request.prompt == [
         {
@@ -64,6 +64,29 @@ def test_blocks_pass_with_their_hints_and_nothing_else() -> None:
             ],
         }
     ]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_hints_that_do_not_exist_are_refused(inside: bool) -> None:
+    def block(hints: object) -> dict[str, Any]:
+        place = {"extras": {"hypic": hints}} if inside else {"hypic": hints}
+        return {"type": "text", "text": PAGES[0], **place}
+
+    read = asked(HumanMessage([block({"kind": "document", "namespace": "alice"}), "y"]))
+    assert segments(read.prompt) == [Segment(PAGES[0], namespace="alice")]
+    expected = r"'namespce' \(did you mean 'namespace'\?\); known are kind, .*seam"
+    with pytest.raises(ModelInvalidRequestError, match=expected):
+        asked(HumanMessage([block({"kind": "document", "namespce": "alice"}), "y"]))
+    with pytest.raises(ModelInvalidRequestError, match="hint 7; known are kind"):
+        asked(HumanMessage([block({7: 1})]))
+    with pytest.raises(ModelInvalidRequestError, match="'alice'; pass a mapping"):
+        asked(HumanMessage([block("alice")]))
+
+
+def test_hints_of_a_whole_message_are_refused() -> None:
+    for hints in ({"namespace": "alice"}, "alice"):
+        with pytest.raises(ModelInvalidRequestError, match="blocks|mapping with glue"):
+            asked(HumanMessage(PAGES[0], additional_kwargs={"hypic": hints}))
 
 
 def test_plain_text_blocks_and_refused_ones() -> None:

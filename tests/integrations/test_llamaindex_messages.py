@@ -61,7 +61,7 @@ def test_roles_as_templates_name_them() -> None:
 
 
 def test_hints_for_a_message_and_for_its_blocks() -> None:
-    whole = user(PAGES[0], hypic={"kind": "memory", "name": "notes.md", "unknown": 1})
+    whole = user(PAGES[0], hypic={"kind": "memory", "name": "notes.md"})
     assert segments(asked(whole).prompt) == [Segment(PAGES[0], "memory", name="notes.md")]
     message = segment_message([Segment(PAGES[0], name="p#1", source="p.md"), Segment("Live.", cache=False)], "When?")
     assert segments(asked(message).prompt) == [Segment(PAGES[0], name="p#1", source="p.md")]
@@ -141,6 +141,13 @@ def test_marked_segments_are_learned_and_namespaces_kept_apart() -> None:
     prompt = message_request([message], KnownTexts(registry, "mine", split=True)).prompt
     assert [s.namespace for s in segments(prompt)] == ["mine"]
     assert registry.find(PAGES[0], "mine") and not registry.find(PAGES[0], "theirs")
+
+
+def test_hints_that_do_not_exist_are_refused() -> None:
+    expected = r"'namespce' \(did you mean 'namespace'\?\); known are kind, "
+    for hints in ({"namespce": "alice"}, {"blocks": [{"namespce": "alice"}]}):
+        with pytest.raises(PromptError, match=expected):
+            asked(user(PAGES[0], hypic=hints))
 
 
 def test_hints_must_be_a_mapping() -> None:

@@ -2,7 +2,8 @@
 
 A segment is one block, ``{"type": "text", "text": ..., "extras": {"hypic": {...}}}``; the border of
 the block is the border of the segment, and the hints under ``extras.hypic`` (``kind``, ``name``,
-``source``, ``cache``, ``namespace``) are optional. They never change text or role.
+``source``, ``cache``, ``namespace``, ``ttl_s``, ``seam``) are optional. They never change text or role.
+Hints may stand beside the text too, as the engine takes them; one that is unknown is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from langchain_core.documents import Document
 from langchain_core.exceptions import ModelInvalidRequestError
 from langchain_core.messages import AIMessage, BaseMessage
 
+from hypic.errors import unknown_hint
 from hypic.integrations._common import HINTS, Block, ContentBlock, block_of
 from hypic.types import Kind, Segment
 
@@ -51,7 +53,7 @@ def blocks_of(message: BaseMessage) -> list[Block]:
     """The text blocks of a message, unmerged.
 
     Raises:
-        ModelInvalidRequestError: a block is not text.
+        ModelInvalidRequestError: a block is not text, or has a hint that is unknown.
     """
     content = message.content
     if isinstance(content, str):
@@ -64,20 +66,26 @@ def _read(item: str | Mapping[str, Any], message: BaseMessage) -> list[Block]:
         return [Block(item)]
     kind = item.get("type")
     if kind == "text" and isinstance(item.get("text"), str):
-        return [Block(item["text"], _hints(item.get("extras")))]
+        return [Block(item["text"], _hints(item))]
     if kind == "text-plain" and isinstance(item.get("text"), str):
         # Title and context are the block's labels: live text before it.
         labels = [str(item[key]) for key in ("title", "context") if item.get(key)]
-        return [*(Block(label, {"cache": False}) for label in labels), Block(item["text"], _hints(item.get("extras")))]
+        return [*(Block(label, {"cache": False}) for label in labels), Block(item["text"], _hints(item))]
     if isinstance(message, AIMessage) and kind in _BESIDE_TEXT:
         return []
     raise ModelInvalidRequestError(f"a content block has the type {kind!r}; the model reads text only, take it out.")
 
 
-def _hints(extras: object) -> dict[str, Any]:
-    hints = extras.get("hypic") if isinstance(extras, Mapping) else None
-    if not isinstance(hints, Mapping):
+def _hints(item: Mapping[str, Any]) -> dict[str, Any]:
+    extras = item.get("extras")
+    hints = item.get("hypic", extras.get("hypic") if isinstance(extras, Mapping) else None)
+    if hints is None:
         return {}
+    if not isinstance(hints, Mapping):
+        raise ModelInvalidRequestError(f"the hypic hint is {hints!r:.80}; pass a mapping with {', '.join(HINTS)}.")
+    wrong = unknown_hint(hints, HINTS, "id")
+    if wrong is not None:
+        raise ModelInvalidRequestError(wrong)
     named = {"name": hints.get("id"), **hints}
     return {key: named[key] for key in HINTS if named.get(key) is not None}
 

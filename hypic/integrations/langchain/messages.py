@@ -21,6 +21,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
+from hypic.errors import unknown_hint
 from hypic.integrations._common import Block, Found, KnownTexts, Request, pieces_of
 from hypic.integrations.langchain.blocks import blocks_of, segments_from_documents
 from hypic.types import Message, Segment
@@ -57,8 +58,7 @@ def joined_content(blocks: Sequence[Block]) -> dict[str, Any]:
 
 
 def _turn(message: BaseMessage, index: int, blocks: list[Block], known: KnownTexts, found: list[Found]) -> Message:
-    hints = message.additional_kwargs.get("hypic")
-    joined = isinstance(hints, Mapping) and hints.get("glue") == ""
+    joined = _is_joined(message)
     listed = not isinstance(message.content, str)
     parts = known.cut(blocks, _role(message), index, found, listed=listed)
     cut = parts is not blocks
@@ -67,6 +67,19 @@ def _turn(message: BaseMessage, index: int, blocks: list[Block], known: KnownTex
         turn["hypic"] = {"namespace": known.namespace}
     # Text that was one string has nothing between its pieces.
     return {**turn, "glue": ""} if joined or (cut and len(blocks) == 1) else turn
+
+
+def _is_joined(message: BaseMessage) -> bool:
+    """Whether a message says that nothing stands between its blocks; other hints belong to blocks here."""
+    hints = message.additional_kwargs.get("hypic")
+    if hints is None:
+        return False
+    if not isinstance(hints, Mapping):
+        raise ModelInvalidRequestError(f"the hypic hints of a message are {hints!r:.80}; pass a mapping with glue.")
+    wrong = unknown_hint(hints, ("glue",))
+    if wrong is not None:
+        raise ModelInvalidRequestError(f"{wrong[:-1]}; a message's other hints stand in extras of its blocks.")
+    return hints.get("glue") == ""
 
 
 def _content(message: BaseMessage, blocks: Sequence[Block], cut: bool) -> str | list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from llama_index.core.base.llms.types import (
     ToolCallBlock,
 )
 
-from hypic.errors import PromptError
+from hypic.errors import PromptError, unknown_hint
 from hypic.integrations._common import HINTS, LIVE, Block, Found, KnownTexts, Request, block_of, by_place
 from hypic.types import Message, Segment
 
@@ -53,7 +53,7 @@ def message_request(messages: Sequence[ChatMessage], known: KnownTexts) -> Reque
     """Messages in the engine's form, flat text cut at known texts.
 
     Raises:
-        PromptError: there is no message, a block is not text, or hints are no mapping.
+        PromptError: there is no message, a block is not text, or hints are no mapping or unknown.
     """
     if not messages:
         raise PromptError("the list of messages is empty; pass at least one message.")
@@ -101,10 +101,14 @@ def _hints(message: ChatMessage, index: int) -> tuple[dict[str, Any], list[dict[
     inner = hints.get("blocks")
     # Whoever added or took blocks out did not know of the hints: they are only hints.
     fits = isinstance(inner, Sequence) and len(inner) == len(message.blocks)
-    return _known(hints), [_known(each) for each in inner or ()] if fits else []
+    outer = _known(hints, "blocks", "glue")
+    return outer, [_known(each) for each in inner or ()] if fits else []
 
 
-def _known(hints: object) -> dict[str, Any]:
+def _known(hints: object, *further: str) -> dict[str, Any]:
+    wrong = unknown_hint(hints, HINTS, *further) if isinstance(hints, Mapping) else None
+    if wrong is not None:
+        raise PromptError(wrong)
     return {key: hints[key] for key in HINTS if hints.get(key) is not None} if isinstance(hints, Mapping) else {}
 
 
