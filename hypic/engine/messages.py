@@ -15,6 +15,7 @@ from hypic.errors import PromptError, unknown_hint
 from hypic.types import Message, Prompt, PromptLike, Segment
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_WITH_CONTENT = ("system", "developer", "user", "tool")
 HINTS = ("kind", "cache", "name", "source", "namespace", "ttl_s", "seam")
 GLUE = Prompt().glue
 _CACHED_KINDS = frozenset({"document", "skill", "memory", "turn"})
@@ -125,6 +126,9 @@ def _read(message: Message, index: int) -> Turn:
     role = message.get("role")
     if role not in ROLES:
         raise PromptError(f"message {index} has the role {role!r}; use one of {', '.join(ROLES)}.")
+    if role in _WITH_CONTENT and message.get("content") is None:
+        given = "None" if "content" in message else "missing"
+        raise PromptError(f"the content of message {index} is {given}; role {role!r} needs text or text blocks.")
     blocks = _blocks(message, role)
     # An answer returns in the pieces in which it was streamed: nothing stood between them.
     glue = "" if role == "assistant" else message.get("glue", GLUE)

@@ -96,6 +96,10 @@ def test_a_missing_folder(tmp_path: Path) -> None:
         ([{"content": "x"}], "role None"),
         ([{"role": "im_end", "content": "x"}], "role 'im_end'"),
         ([{"role": "user", "content": 7}], "content is int"),
+        ([{"role": "user"}], "message 0 is missing; role 'user' needs"),
+        ([{"role": "user", "content": "x"}, {"role": "tool", "content": None}], "message 1 is None; role 'tool'"),
+        ([{"role": "system"}, {"role": "user", "content": "x"}], "message 0 is missing; role 'system'"),
+        ([{"role": "developer", "content": None}], "role 'developer'"),
         ([{"role": "user", "content": b"x"}], "content is bytes"),
         ([{"role": "user", "content": [7]}], "block is a int"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "type 'image_url'"),
@@ -110,6 +114,13 @@ def test_a_missing_folder(tmp_path: Path) -> None:
 def test_prompts_that_cannot_be_read(tokenizer: Tokenizer, prompt: Any, sentence: str) -> None:
     with pytest.raises(PromptError, match=sentence):
         tokenizer.encode(prompt)
+
+
+def test_what_may_be_empty(tokenizer: Tokenizer) -> None:
+    call = {"type": "function", "id": "1", "function": {"name": "f", "arguments": {}}}
+    asked = {"role": "user", "content": ""}
+    for answer in ({"role": "assistant", "tool_calls": [call]}, {"role": "assistant", "content": None}):
+        assert tokenizer.encode([asked, answer, {"role": "tool", "content": "x"}])
 
 
 def test_unknown_kinds_and_reserved_names(tokenizer: Tokenizer) -> None:
