@@ -153,6 +153,45 @@ def test_the_command(folder: Path, llm: LLM, tmp_path: Path, capsys: pytest.Capt
     assert told["segments"]["text"] == found.segments.text and len(told["live"]) == 2 and told["advice"]
 
 
+def test_a_policy_in_the_request(folder: Path, llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt, _ = differing(llm)
+    request = tmp_path / "request.json"
+    engine = ["--model", str(folder), "--device", "cpu", "--dtype", "float64", "--memory", "64MiB"]
+
+    def told(hypic: dict[str, Any], *flags: str) -> tuple[int, str]:
+        body = {"segments": [s.text for s in prompt.segments], "question": prompt.tail, "hypic": hypic}
+        request.write_text(json.dumps(body))
+        rc = main(["compare", str(request), "--max-tokens", "24", "--json", *engine, *flags])
+        seen = capsys.readouterr()
+        return rc, seen.err if rc else json.loads(seen.out)["seams"][0]["name"]
+
+    wide = {"seam": 16, "namespace": "alice"}
+    assert told({})[1] == "seam 16", "wider than 8"
+    rc, said = told({"reuse": "none"})
+    assert rc == 2 and "'none'" in said
+    assert told({"reuse": "none"}, "--reuse", "segments") == (0, "seam 16"), "the flag wins"
+    assert told(wide)[1] == "seam 32"
+    assert told(wide, "--seam", "8")[1] == "seam 16"
+
+
+@pytest.mark.parametrize(
+    ("hypic", "expected"),
+    [
+        ({"bogus": 4}, "hypic.bogus is not known; send one of namespace, reuse, seam, "),
+        ({"seam": "4"}, 'hypic.seam is "4"; send a whole number'),
+        ({"seam": -1}, "seam is -1"),
+        ("none", 'hypic is "none"; send an object'),
+    ],
+)
+def test_a_policy_that_cannot_be_right(
+    hypic: Any, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}], "hypic": hypic}))
+    assert main(["compare", str(request), "--model", "nowhere"]) == 2
+    assert expected in one_sentence(capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [("{", "no JSON"), ("{}", "neither"), ('{"segments": [1], "question": "?"}', "the segment 1"), (None, "read")],

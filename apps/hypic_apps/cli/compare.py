@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypic_apps.cli.engine import NO_THINKING, add_model_options, loaded
-from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.errors import CommandError, InputError
+from hypic_apps.cli.options import engine_settings
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 
 if TYPE_CHECKING:
     from hypic.compare import Comparison, Way
-    from hypic.types import PromptLike
+    from hypic.types import Policy, PromptLike
 
 SUMMARY = "tell why an answer from segments differs from full recompute"
 EXAMPLES = """
@@ -24,10 +25,11 @@ hypic compare request.json --model path/to/checkpoint --seam 4
 hypic compare request.json --json
 """
 DETAILS = """REQUEST.json is the body of a chat request, {"messages": [...]}, whose content
-parts are segments, or {"segments": ["...", ...], "question": "..."}. The prompt
-is answered greedily in full, in full in other company (what rounding does), and
-from segments. If that gives another answer, each segment is run live in turn,
-and wider seams are tried."""
+parts are segments, or {"segments": ["...", ...], "question": "..."}. A policy
+under "hypic" is followed; flags of the command line win. The prompt is answered
+greedily in full, in full in other company (what rounding does), and from
+segments. If that gives another answer, each segment is run live in turn, and
+wider seams are tried."""
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -43,7 +45,7 @@ def add(commands: Subparsers[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, loads, compares, prints."""
-    prompt, options = read(Path(args.request).expanduser())
+    prompt, options = read(Path(args.request).expanduser(), engine_settings(args))
     from hypic_apps.cli import screen
 
     console = screen.notes()
@@ -60,23 +62,55 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read(path: Path) -> tuple[PromptLike, dict[str, Any]]:
-    """The prompt of a request, and its tools.
+def read(path: Path, flags: Mapping[str, Any]) -> tuple[PromptLike, dict[str, Any]]:
+    """The prompt of a request, and what ``LLM.compare`` is told beside it; ``flags`` win over the request's policy.
 
     Raises:
-        InputError: the file cannot be read or is of neither form.
+        InputError: the file cannot be read, is of neither form, or has a field under ``hypic`` that cannot be right.
+        ConfigError: a value of the policy lies outside its range.
     """
-    from hypic import Prompt, Segment
+    body = _body(path)
+    policy = {} if body.get("hypic") is None else {"policy": _policy(body["hypic"], flags)}
+    prompt, options = _prompt(body, path)
+    return prompt, {**options, **policy}
 
+
+def _body(path: Path) -> Mapping[str, Any]:
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise InputError(f"{path.name} is no JSON ({error}); write the body of a chat request.") from error
-    if isinstance(body, Mapping) and isinstance(body.get("messages"), list):
+    return body if isinstance(body, Mapping) else {}
+
+
+def _policy(given: object, flags: Mapping[str, Any]) -> Policy:
+    """The policy under ``hypic``, read as the server reads it."""
+    from hypic import Policy
+
+    try:
+        from pydantic import ValidationError
+
+        from hypic_apps.server.fields import invalid
+        from hypic_apps.server.schemas import POLICY, HypicOptions
+    except ImportError as error:
+        raise CommandError(f"{error.name} is missing; install it with pip install 'hypic[apps]'.") from error
+    try:
+        options = HypicOptions.model_validate(given)
+    except ValidationError as error:
+        found = [{**fault, "loc": ("hypic", *fault["loc"])} for fault in error.errors()]
+        raise InputError(invalid(found).detail) from error
+    mine = {name: flags[name] for name in POLICY if name in flags}
+    return options.model_copy(update=mine).policy(Policy())
+
+
+def _prompt(body: Mapping[str, Any], path: Path) -> tuple[PromptLike, dict[str, Any]]:
+    from hypic import Prompt, Segment
+
+    if isinstance(body.get("messages"), list):
         return body["messages"], {"tools": body.get("tools")}
-    if isinstance(body, Mapping) and isinstance(body.get("segments"), list) and isinstance(body.get("question"), str):
+    if isinstance(body.get("segments"), list) and isinstance(body.get("question"), str):
         given = [Segment(one) if isinstance(one, str) else Segment(**_fields(one, path)) for one in body["segments"]]
         return Prompt(given, body["question"]), {}
     raise InputError(f'{path.name} holds neither "messages" nor "segments" and "question"; see hypic compare --help.')
