@@ -199,7 +199,7 @@ class Peers:
     def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None:
         self.counts.came_bytes += entry.num_bytes
         self.counts.carry_s += seconds
-        pending, began_s = self.wants.find(entry.nonce, peer), time.monotonic()
+        pending, began_s, worked_s = self.wants.find(entry.nonce, peer), time.monotonic(), time.thread_time()
         if pending is None:
             self.counts.late += 1
             return
@@ -211,7 +211,12 @@ class Peers:
                 self._fall_back([pending], str(error))
             return
         with self._lock:  # the next one is not received before this one was checked
-            self.view.carried(*peer, entry.num_bytes, seconds + time.monotonic() - began_s)
+            now = time.monotonic()
+            self.view.carried(*peer, entry.num_bytes, seconds + now - began_s)
+            if pending.attempt != CANARY:  # while it is still awaited: nobody takes back what its step has made
+                made_s = min(pending.asked_s + entry.encode_s, now)
+                self.view.followed(pending, entry.num_bytes, made_s, now)
+        self._arrivals.checking.took(time.thread_time() - worked_s)
         if self.wants.take(entry.nonce) is None:
             self.counts.late += 1
         elif pending.attempt == CANARY:
@@ -223,9 +228,10 @@ class Peers:
             self._accept(pending, entry, image, data)
 
     def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor) -> None:
-        taken_s = time.monotonic() - pending.asked_s
+        now = time.monotonic()
+        taken_s = now - pending.asked_s
         with self._lock:
-            self.view.came(*pending.peer, pending.predicted_s, taken_s, time.monotonic())
+            self.view.came(*pending.peer, pending.predicted_s, taken_s, now)
         self._arrivals.add(Arrived(pending, entry, image, Made.here(data)))
         self._post(self._arrivals.write)
 

@@ -57,7 +57,8 @@ class Placing:
         """Plan these; ``attempt`` is how often that was done before."""
         now, view = time.monotonic(), self._asking.view
         with self._asking.lock:
-            members = [member for member in view.members(now) if self._may_ask(member.rank, jobs)]
+            given = view.members(now, self._arrivals.check_s)
+            members = [member for member in given if self._may_ask(member.rank, jobs)]
             ranks = [member.rank for member in members]
             wanted = [job_of(number, job, view, ranks) for number, job in enumerate(jobs)]
             if not members or not wanted:
@@ -77,6 +78,8 @@ class Placing:
         pending = Pending(asking.nonce(), job.entry, peer.id, place.is_fetch, now, arrival_s, attempt, peer.late)
         job.away, asking.counts.asked = pending.nonce, asking.counts.asked + 1
         asking.view.promised(place.rank, arrival_s, now)
+        if not place.is_fetch:
+            peer.progress.asked(pending.nonce, len(job.entry.ids), now)
         return pending
 
     def _may_ask(self, rank: int, jobs: Sequence[Encode] = ()) -> bool:
@@ -88,7 +91,7 @@ class Placing:
 
     def _take_back(self) -> None:
         asking, encoding = self._asking, self._own.encoding
-        waiting = [one for one in asking.wants.waiting() if awaited(one, encoding) and not one.is_made]
+        waiting = [one for one in asking.wants.waiting() if awaited(one, encoding)]
         own = self._own.member(self._arrivals.receive_s)
         for pending in to_take_back(waiting, own, asking.view, time.monotonic()):
             if asking.take_back(pending.nonce):
