@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from hypic.engine.arrivals import Arrivals, Arrived, awaited
@@ -33,14 +34,17 @@ from hypic.engine.parallel.view import State
 from hypic.engine.parallel.wants import Patience, Pending
 from hypic.engine.payload import Canary, checked, largest_bytes
 from hypic.engine.placing import Placing
+from hypic.engine.pool import Pool
 from hypic.engine.store.image import EntryImage
 from hypic.engine.trust import CANARY, CANARY_S, Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS, TICK_S = 2, 0.05
-# What comes takes memory beside the pool until it is written: this share of the pool's, and never less than so much.
-ROOM_SHARE, LEAST_ROOM_BYTES = 1 / 32, 2**28
+# What comes takes memory beside the pool until it is written, which is between two steps: this share of the pool's, or
+# of what a GPU has free if that is more, so that what a peer's step makes need not wait for the end of a step here; and
+# never less than so much.
+ROOM_SHARE, FREE_SHARE, LEAST_ROOM_BYTES = 1 / 32, 1 / 4, 2**28
 
 
 class Peers:
@@ -65,7 +69,7 @@ class Peers:
         self.me, self.pace, self.patience, self._post, self._report = me, pace, patience, post, report
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
-        self.room = Room(room_of(engine) if room_bytes is None else room_bytes)
+        self.room = Room(room_of(engine.runner.pool) if room_bytes is None else room_bytes)
         self._asking = Asking(me, self, self.room, self._layout)
         self.view, self.wants, self.counts = self._asking.view, self._asking.wants, self._asking.counts
         self._connections, self._lock = self._asking.connections, self._asking.lock
@@ -251,6 +255,7 @@ class Peers:
         self._fall_back(self.wants.of(caller.peer), reason)
 
 
-def room_of(engine: Engine) -> int:
+def room_of(pool: Pool) -> int:
     """Bytes that entries may take before they are in an engine's pool."""
-    return max(LEAST_ROOM_BYTES, int(ROOM_SHARE * engine.runner.pool.num_bytes))
+    free_bytes = torch.cuda.mem_get_info(pool.device)[0] if pool.device.type == "cuda" else 0
+    return max(LEAST_ROOM_BYTES, int(ROOM_SHARE * pool.num_bytes), int(FREE_SHARE * free_bytes))

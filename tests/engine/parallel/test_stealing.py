@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hypic.engine.calibrate import SHAPES as MEASURED
 from hypic.engine.parallel import assign
 from hypic.engine.parallel.assign import Job, Member, longest_first, makespan_s
 from hypic.engine.parallel.cold import Cold, cold
@@ -155,6 +156,22 @@ def test_it_would_be_if_what_came_said_nothing_of_the_step(monkeypatch: pytest.M
 
     monkeypatch.setattr(Progress, "came", came)
     assert [misjudged(SMALL, scale, 6e-3).num_twice > 5 for scale in (0.7, 1.0, 1.3)] == [True, True, True]
+
+
+def test_long_segments_are_measured_so_that_they_are_not_taken_for_slow() -> None:
+    """Seconds of one of 4,096 tokens over what they are, by measurements that are five per cent off."""
+    truth = EncodeCost(0.024, 4.5e-6, batch_tokens=16_384)
+
+    def worst(shapes: Sequence[tuple[int, int]]) -> float:
+        found = []
+        for seed in range(20):
+            random = np.random.default_rng(seed)
+            steps = [[length] * count for count, length in shapes]
+            fitted = EncodeCost.fit([(s, truth.together_s(s) * random.uniform(0.95, 1.05)) for s in steps])
+            found.append(fitted.marginal_s(4096) / truth.marginal_s(4096))
+        return max(found)
+
+    assert worst(MEASURED) < 1.6 < 2.5 < worst([shape for shape in MEASURED if shape[1] <= 1024])
 
 
 def test_what_something_took_lately_is_a_median_without_the_first() -> None:
