@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import time
 import weakref
@@ -47,8 +48,9 @@ class LLM(Keeping):
         UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
     """
 
-    def __init__(self, model: str | None = None, **settings: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         config = EngineConfig.of(**settings)
+        model = os.fspath(model) if isinstance(model, os.PathLike) else model
         folder = checkpoints.bundled() if model is None else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
         tokenizer = Tokenizer(folder)

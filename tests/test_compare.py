@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), **SETTINGS) as made:
+    with LLM(folder, **SETTINGS) as made:
         yield made
 
 

@@ -281,6 +281,7 @@ def test_cache_forgets_everything(filled: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "arguments",
     [["forget", "--store", ".", "--everything", "--name", "x"], ["ls", "--store", ".", "--everything"],
+     ["forget", "--store", ".", "--everything", "--model", "x"], ["clear", "--url", "y", "--model", "x"],
      ["clear", "--store", ".", "--source", "x"], ["ls"], ["forget", "--store", "."], ["look", "--store", "."],
      ["ls", "--store", "x", "--url", "y"], ["ls", "--store", "no such folder"],
      ["verify", "--url", "http://127.0.0.1:1"], ["ls", "--store", "device://1GiB"]],

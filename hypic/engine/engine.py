@@ -169,13 +169,14 @@ class Engine:
 
     def _begin_head(self, task: Task) -> None:
         """Compute a head, if it is to be had for a little more than what is new in it."""
-        planned = plan.make(task.pieces, task.policy, self.runner.identity)
-        request = Request(task.id, planned, max_tokens=1)
-        start, num_missing = self.admission.lookup.known(request)
-        num_rows, num_new = request.rows_from(start), len(task.pieces[-1].ids)
-        is_there = planned.digest_after(()) in self.store or num_rows <= 1
-        if not is_there and not num_missing and num_rows <= num_new + MAX_HEAD_TOKENS:
-            with suppress(HypicError):  # too long for the context: there will be no next turn
+        # Too long for the context, or with a text behind a segment that costs too much: there will be no next turn.
+        with suppress(HypicError):
+            planned = plan.make(task.pieces, task.policy, self.runner.identity)
+            request = Request(task.id, planned, max_tokens=1)
+            start, num_missing = self.admission.lookup.known(request)
+            num_rows, num_new = request.rows_from(start), len(task.pieces[-1].ids)
+            is_there = planned.digest_after(()) in self.store or num_rows <= 1
+            if not is_there and not num_missing and num_rows <= num_new + MAX_HEAD_TOKENS:
                 self._begin(task)
 
     def expire(self) -> float | None:

@@ -136,8 +136,8 @@ class EngineLoop:
     # -- on the engine's thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self.compiled = _watched(self.engine)
         try:
+            self.compiled = _watched(self.engine)
             while self._receive():
                 self._since_s = time.monotonic()
                 for emission in self.engine.step():

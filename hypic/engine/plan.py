@@ -234,7 +234,6 @@ class _Builder:
 
     def segment(self, piece: Piece, digest: Any, later: Later) -> None:
         assert piece.segment is not None, "only pieces with a segment come here"
-        self.policy.check_encoding(len(piece.ids), piece.segment.seam)
         interiors, origin = self.policy.interiors(len(piece.ids), piece.segment.seam), self.num_tokens
         reason = _live_reason(piece, self.policy, interiors, later)
         self.spaces.add(piece.segment.namespace)
@@ -243,6 +242,7 @@ class _Builder:
             digest.update(_live(piece.ids))
             self.row(len(piece.ids))
             return
+        self.policy.check_encoding(len(piece.ids), piece.segment.seam)
         done, keys = 0, list[bytes]()
         for start, stop in interiors:
             keys.append(self._key(piece, start, stop))

@@ -133,7 +133,9 @@ def _run_all(run: Callable[[Step], object], made: Makings, limits: Limits, room:
             run(step)
         except torch.OutOfMemoryError:
             num_tokens = sum(chain.num_tokens for chain in step)
-            logger.warning("a step of %d tokens has no room beside the pool; lower memory= or step tokens", num_tokens)
+            logger.warning(
+                "no room for %d tokens a step beside the pool; lower memory= or max_step_tokens=", num_tokens
+            )
             return
 
 

@@ -71,7 +71,7 @@ def locate(model: str) -> Path:
     Raises:
         CheckpointError: it is neither a folder nor a repository that can be had.
     """
-    if not model.strip():
+    if not isinstance(model, str) or not model.strip():
         raise CheckpointError(f"the model's name is {model!r}; pass a checkpoint's folder or leave it out.")
     folder = Path(model).expanduser()
     if folder.is_dir():

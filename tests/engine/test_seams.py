@@ -290,6 +290,9 @@ def test_seams_so_close_that_encoding_costs_too_much_are_refused(bench: Make) ->
         engine.add([seg(600, 1), live(5, 2)], policy)
     assert "set seam_every to 10 or more" in str(e.value)
     policy.with_(seam_every=10).check_encoding(600)
+    engine.ask([seg(600, 1), live(5, 2)], policy.with_(live_last=1))  # what is run live is not encoded
+    engine.ask([live(5, 2), seg(600, 1)], policy)
+    engine.head([live(5, 2), seg(600, 1), live(5, 3)], policy)  # in the next turn it would be: there is none
     engine.assert_back_to_start()
 
 

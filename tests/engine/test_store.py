@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from hypic.engine.plan import PlannedSegment
 from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
-from hypic.engine.segment import CachedSegment, Identity
+from hypic.engine.segment import CachedSegment, Identity, label_of
 from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.eviction import Ranking
-from hypic.engine.store.history import History
+from hypic.engine.store.history import MOST_WHOLES, History
 from hypic.types import Segment
 
 LAYOUT = Layout((LinearShape(1, 2, 2, "head"),), (AttentionShape(1, 2, 2),), torch.float32, torch.float32)
@@ -258,6 +259,16 @@ def test_history_shows_where_two_texts_part() -> None:
     assert reason == "same name but other text from character 9 ('core: 0.91 of the report')"
     longer = history.reason(Segment("score: 0.83 of the report, again", name="n"), (3,), b"c", 8)
     assert "from character 25" in longer and "', again'" in longer.replace("e report", "")
+
+
+def test_of_a_text_that_grows_in_parts_the_youngest_versions_are_remembered() -> None:
+    history, segment = History(), Segment("text", name="n")
+    planned = [PlannedSegment(segment, tuple(range(n)), 0, (b"first", b"%d" % n)) for n in range(10, 10 + MOST_WHOLES)]
+    for one in [*planned, planned[0], PlannedSegment(segment, (1,) * 500, 0, (b"first", b"last"))]:
+        history.asked(b"first", 5, one)
+    kept = history.wholes(b"first", label_of(segment))
+    assert len(kept) == MOST_WHOLES and kept[-1] == (1,) * 500
+    assert planned[0].ids in kept and planned[1].ids not in kept
 
 
 def test_history_is_bounded_and_keeps_the_youngest() -> None:

@@ -154,6 +154,12 @@ def test_an_unreadable_configuration(content: str, copy: Callable[[str], Path]) 
     assert "config.json" in refusal(folder)
 
 
+@pytest.mark.parametrize("model", ["", " ", 5, None])
+def test_what_is_no_name_of_a_model(model: object) -> None:
+    with pytest.raises(CheckpointError, match="the model's name is"):
+        weights.locate(model)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c"])
 def test_a_folder_that_is_not_there(model: str) -> None:
     with pytest.raises(CheckpointError, match="is no folder") as caught:

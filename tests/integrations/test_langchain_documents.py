@@ -156,6 +156,8 @@ def test_wrong_prompts_and_inputs_are_refused(engine: ScriptedEngine) -> None:
     for bad in ("text", ["text"], None):
         with pytest.raises(PromptError, match="list of Document"):
             chain.invoke({**INPUT, "context": bad})
+    with pytest.raises(PromptError, match="'context' holds a str"):
+        chain.invoke({**INPUT, "context": [Document("a"), "text"]})
     assert not engine.asked
 
 

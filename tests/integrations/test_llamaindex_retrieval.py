@@ -58,6 +58,9 @@ def test_wrong_parts_are_refused() -> None:
         HypicRetriever({})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"llm\.registry"):
         HypicRetriever(index(), registry={})  # type: ignore[arg-type]
+    for k in (0, -1, True, "4"):
+        with pytest.raises(ConfigError, match="whole number of nodes"):
+            HypicRetriever(index(), k=k)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"llm\.registry"):
         RegisterNodes(registry={})
     with pytest.raises(ValueError, match="poll and segments"):

@@ -85,9 +85,12 @@ def cost(text: str) -> EncodeCost:
     """``0.016,2e-5,2e-10``, for argparse."""
     try:
         step_s, token_s, pair_s = (float(part) for part in text.split(","))
-        return EncodeCost(step_s, token_s, pair_s)
+        found = EncodeCost(step_s, token_s, pair_s)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no cost such as 0.016,2e-5,2e-10") from error
+    if not found.seconds(1):
+        raise argparse.ArgumentTypeError(f"{text!r} costs nothing; pass a cost such as 0.016,2e-5,2e-10")
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _keep(args: argparse.Namespace, result: Result) -> None:
-    """What there is so far: a machine that is lent may be taken away at any time."""
+    """What there is so far, so that a run that is broken off leaves what it measured."""
     if args.save:
         save(Path(args.save), result)
 

@@ -12,10 +12,10 @@ hypic bench ttft
 hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --json
 hypic bench ttft --help
 """
-DETAILS = """WHAT is ttft, encode, decode, memory, tiers, start, load or potential; each
-has a --help of its own. Speed is measured with the bundled model, or with the
-geometry of a real one and random weights. Ratios come from one run on one
-machine."""
+DETAILS = """WHAT is ttft, encode, decode, memory, tiers, start, load, potential or
+parallel; each has a --help of its own. Speed is measured with the bundled
+model, or with the geometry of a real one and random weights. Ratios come from
+one run on one machine."""
 
 
 def add(commands: Subparsers[Parser]) -> None:

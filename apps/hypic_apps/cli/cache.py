@@ -85,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_meant(args: argparse.Namespace) -> None:
     is_labelled = any((args.source, args.name, args.namespace))
+    if args.model and args.action != "clear":
+        raise InputError(f"--model is of hypic cache clear, not of {args.action}; leave it out.")
+    if args.model and args.url is not None:
+        raise InputError(f"a server has one model, so that --model {args.model} chooses none; leave it out.")
     if args.everything and args.action != "forget":
         raise InputError(f"--everything is of hypic cache forget, not of {args.action}; leave it out.")
     if args.everything and is_labelled:

@@ -24,7 +24,7 @@ def shown(names: Sequence[str], sets: Sequence[str], plot_to: str | None) -> Fou
     from hypic_apps.eval import pages, plot
 
     paths = [Path(name).expanduser() for name in names]
-    whole, saved = pages.read(paths), [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    whole, saved = pages.read(paths), [pages.saved(path) for path in paths]
     found, lines = whole.chosen({"sets": sets} if sets else {}), list[str]()
     for model, size in dict.fromkeys((one["model"], one["num_parameters"]) for one in saved):
         one = found.chosen({"model": [model]})
@@ -43,8 +43,9 @@ def filled(names: Sequence[str]) -> Found:
     for path in (Path(name) for name in names):
         try:
             before = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}; name a page.") from error
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+            raise InputError(f"{str(path)!r} cannot be read: {reason}; name a page.") from error
         after = pages.filled(before, path.parent)
         if after != before:
             write(path, after)

@@ -56,6 +56,7 @@ TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "ends": lambda found: tables.ends(found.drift),
     "distance": lambda found: tables.distance(found.drift[0]),
 }
+OF_DRIFT = ("drift", "ends", "distance")
 
 
 def read(paths: Sequence[Path]) -> Results:
@@ -64,18 +65,30 @@ def read(paths: Sequence[Path]) -> Results:
     Raises:
         ConfigError: one cannot be read, or holds no results.
     """
-    saved = [_saved(path) for path in paths]
-    records = [Record(**row) for one in saved for row in one["records"]]
-    return Results(records, [drift_of(row) for one in saved for row in one.get("drift", ())])
+    saved = [_results(path) for path in paths]
+    return Results([r for one in saved for r in one.records], [d for one in saved for d in one.drift])
 
 
-def _saved(path: Path) -> Mapping[str, Any]:
+def _results(path: Path) -> Results:
+    found = saved(path)
+    try:
+        return Results([Record(**row) for row in found["records"]], [drift_of(row) for row in found.get("drift", ())])
+    except (TypeError, KeyError) as error:
+        raise ConfigError(f"{str(path)!r} holds other records than those of hypic eval ({error}).") from error
+
+
+def saved(path: Path) -> Mapping[str, Any]:
+    """A file as ``--save`` wrote it.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no records of a model.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{str(path)!r} cannot be read ({error}); name a file that --save wrote.") from error
-    if not isinstance(found, dict) or "records" not in found:
-        raise ConfigError(f"{str(path)!r} holds no records; name a file that --save wrote.")
+    if not isinstance(found, dict) or not {"records", "model", "num_parameters"} <= found.keys():
+        raise ConfigError(f"{str(path)!r} holds no records of a model; name a file that --save wrote.")
     return found
 
 
@@ -95,9 +108,12 @@ def filled(text: str, folder: Path) -> str:
 
 
 def _table(mark: str, folder: Path) -> list[str]:
-    name, *words = mark.split()
+    name, *words = mark.split() or [""]
     if name not in TABLES:
         raise ConfigError(f"a page's mark names the table {name!r}; there are {', '.join(TABLES)}.")
     options = dict(word.split("=", 1) for word in words if "=" in word)
     results = read([folder / word for word in words if "=" not in word])
-    return TABLES[name](results.chosen({option: value.split(",") for option, value in options.items()}))
+    chosen = results.chosen({option: value.split(",") for option, value in options.items()})
+    if not (chosen.drift if name in OF_DRIFT else chosen.records):
+        raise ConfigError(f"nothing saved belongs into the table {mark.strip()!r}; name other files, sets or arms.")
+    return TABLES[name](chosen)

@@ -56,7 +56,8 @@ def _rows(path: Path) -> list[tuple[str, tuple[str, ...], str]]:
         ) from error
     except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise ConfigError(
-            f"{path.name} is not of the expected form ({error!r}); write question, answers and ctxs a line."
+            f"{path.name} is not of the expected form ({type(error).__name__}: {error}); "
+            "write question, answers and ctxs a line."
         ) from error
 
 

@@ -68,9 +68,14 @@ class ClientGone(Exception):
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON object of an error."""
+    """The JSON object of an error; halves of characters, which JSON may carry and UTF-8 cannot, are spelled out."""
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    field = None if param is None else _sendable(param)
+    return {"error": {"message": _sendable(message), "type": kind, "param": field, "code": code}}
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def refused(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -219,7 +219,9 @@ class CompletionRequest(AnyRequest):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompts of the batch, at least one."""
+        """The prompts of the batch, at least one; segments may stand in the place of a prompt."""
+        if self.prompt is None and not (self.hypic and self.hypic.segments):
+            raise refused("prompt is missing; it must be sent.", "prompt")
         if isinstance(self.prompt, list) and not self.prompt:
             raise refused("prompt is an empty list; give it at least one text.", "prompt")
         return self.prompt if isinstance(self.prompt, list) else [self.prompt or ""]

@@ -148,7 +148,8 @@ class Caller:
         elif isinstance(message, Entry):
             if not 0 <= message.num_bytes <= LARGEST_BYTES or not self._events.expects(self.peer, message):
                 raise WorkerLost(
-                    f"worker {self.hello.rank} announced {message.num_bytes} bytes too many; it is given up."
+                    f"worker {self.hello.rank} announced an entry of {message.num_bytes} bytes, which is too large or "
+                    "was not called yet; it is given up."
                 )
             started = time.monotonic()
             data = self._transport.receive(wire, message, self.me.device)

@@ -115,7 +115,7 @@ def read(text: str) -> tuple[Spec, ...]:
     """
     try:
         return tuple((str(name), str(dtype), tuple(map(int, shape))) for name, dtype, shape in json.loads(text))
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise StoreCorrupt("an entry came with parts that cannot be read; it is not used.") from error
 
 

@@ -39,6 +39,10 @@ class Seen:
         return self.label.namespace
 
 
+# Versions of a growing text all begin with its first entries: of those only the youngest are kept.
+MOST_WHOLES = 64
+
+
 class History:
     """Remembers up to ``capacity`` texts and as many names, youngest kept."""
 
@@ -79,7 +83,11 @@ class History:
             return
         wholes = self._parts.pop(key, {})
         self._parts[key] = wholes
-        wholes.setdefault(label_of(planned.segment), {})[planned.keys[-1]] = planned.ids
+        texts = wholes.setdefault(label_of(planned.segment), {})
+        texts.pop(planned.keys[-1], None)
+        texts[planned.keys[-1]] = planned.ids
+        if len(texts) > MOST_WHOLES:
+            del texts[next(iter(texts))]
         while len(self._parts) > self.capacity:
             self._parts.popitem(last=False)
 

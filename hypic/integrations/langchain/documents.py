@@ -199,7 +199,11 @@ class _Marks:
 
 
 def _checked(variable: str, value: object) -> list[Document]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(item, Document) for item in value):
+    if not isinstance(value, (list, tuple)):
         kind = type(value).__name__
         raise PromptError(f"{variable!r} is {kind}, not a list of Document; pass what the retriever returned.")
+    for item in value:
+        if not isinstance(item, Document):
+            kind = type(item).__name__
+            raise PromptError(f"{variable!r} holds a {kind}; pass a list of Document: Document(text) each.")
     return list(value)

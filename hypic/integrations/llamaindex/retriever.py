@@ -70,6 +70,8 @@ class HypicRetriever(BaseRetriever):
     ) -> None:
         if not callable(getattr(index, "search", None)):
             raise ConfigError(f"index is a {type(index).__name__}; it needs a method search(query, k).")
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise ConfigError(f"k is {k!r}; it must be a whole number of nodes, 1 or more.")
         if not isinstance(registry, (Registry, type(None))):
             raise ConfigError(f"registry is a {type(registry).__name__}; pass llm.registry or nothing.")
         super().__init__(callback_manager=callback_manager)

@@ -19,6 +19,8 @@ def test_fleets_are_simulated_without_a_model(capsys: pytest.CaptureFixture[str]
     assert many["workers"] == 1024 and many["longest-first_ttft_ms"]["p90"] < many["round-robin_ttft_ms"]["p90"]
     with pytest.raises(InputError, match="too large"):
         command.main(["parallel", "--cost", "0.016,2e-5,2e-10", "--simulate", "2000"])
+    with pytest.raises(InputError, match="'0,0,0' costs nothing"):
+        command.main(["parallel", "--cost", "0,0,0", "--simulate", "8"])
 
 
 def test_two_workers_are_measured_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,11 +69,33 @@ def test_a_page_is_filled_between_its_marks_and_nowhere_else(
     assert main(["eval", "--fill", str(page)]) == 0 and "as it was" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("mark", ["poem found.json", "gaps nowhere.json"])
-def test_a_mark_that_cannot_be_filled_is_refused(mark: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mark", "told"),
+    [
+        ("poem found.json", "poem"),
+        ("", "names the table ''"),
+        ("gaps nowhere.json", "nowhere"),
+        ("gaps other.json", "other.json' holds other records"),
+        ("gaps bare.json", "bare.json' holds no records of a model"),
+        ("knobs found.json sets=S9", "nothing saved belongs"),
+        ("distance found.json arms=last", "nothing saved belongs"),
+    ],
+)
+def test_a_mark_that_cannot_be_filled_is_refused(mark: str, told: str, tmp_path: Path) -> None:
     _written(tmp_path)
-    with pytest.raises(ConfigError, match=r"poem|nowhere"):
+    (tmp_path / "other.json").write_text('{"model": "m", "num_parameters": 1, "records": [{"ttft_ms_p50": 3}]}')
+    (tmp_path / "bare.json").write_text('{"records": []}')
+    with pytest.raises(ConfigError, match=told):
         pages.filled(f"<!-- hypic eval: {mark} -->\n<!-- end -->", tmp_path)
+
+
+def test_files_that_hold_no_results_or_no_page_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.json").write_text('{"model": "m", "num_parameters": 1, "records": [{"ttft_ms_p50": 3}]}')
+    (tmp_path / "page.md").write_bytes(b"\xff\xfe")
+    assert main(["eval", "--show", str(tmp_path / "other.json")]) != 0
+    assert "holds other records than those of hypic eval" in capsys.readouterr().err
+    assert main(["eval", "--fill", str(tmp_path / "page.md")]) != 0
+    assert "it is no text in UTF-8; name a page." in capsys.readouterr().err
 
 
 def test_every_table_can_be_made(tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ def test_errors_of_the_engine(error: HypicError, status: int, kind: str, code: s
         ("POST", CHAT, b'{"messages": []}', 400, "messages"),
         ("POST", CHAT, b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": "3"}', 400, "max_tokens"),
         ("POST", TEXT, b'{"prompt": []}', 400, "empty list"),
+        ("POST", TEXT, b"{}", 400, "prompt is missing"),
         ("POST", TEXT, b'{"prompt": [[1, 2]]}', 400, "prompt"),
     ],
 )
@@ -259,6 +260,14 @@ def test_a_field_that_cannot_be_right_is_one_sentence(
     told = response.json()["error"]
     assert response.status_code == 400 and told["message"].startswith(sentence) and told["param"] == param
     assert told["type"] == "invalid_request_error" and set(told) == {"message", "type", "param", "code"}
+
+
+def test_half_a_character_is_told_as_it_was_sent() -> None:
+    with serving(ServedScript()) as client:
+        body = json.dumps(hello(temperature="\ud800"))
+        response = client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == 'temperature is "\\ud800"; send a number.'
 
 
 def test_long_values_are_cut_and_empty_text_is_content() -> None:

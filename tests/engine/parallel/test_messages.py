@@ -158,7 +158,18 @@ def test_parts_that_do_not_fit_are_refused(specs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[", "{}x", "[1]", '[["a"]]', '[["a","uint8",3]]', '[["a","uint8",["x"]]]', "[" * 90_000]
+    "text",
+    [
+        "",
+        "[",
+        "{}x",
+        "[1]",
+        '[["a"]]',
+        '[["a","uint8",3]]',
+        '[["a","uint8",["x"]]]',
+        "[" * 90_000,
+        '[["a","b",[1e400]]]',
+    ],
 )
 def test_parts_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(StoreCorrupt):
