@@ -274,6 +274,27 @@ def test_chat_answers_line_by_line(
     assert told == [2, 4, 2]
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_line_that_is_no_text_does_not_end_a_chat(
+    errors: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+
+    told: list[list[str]] = []
+
+    def answer(llm: object, messages: list[dict[str, str]], *rest: object) -> str:
+        told.append([message["content"] for message in messages])
+        return "answer"
+
+    monkeypatch.setattr(chat, "_answer", answer)
+    lines = io.BytesIO(b"one\n\xff\ntwo\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(lines, encoding="utf-8", errors=errors))
+    assert main(["chat", "--model", model, *SMALL]) == 0
+    assert told == [["one"], ["one", "answer", "two"]], "the line is left out and what was said before is kept"
+    (sentence,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("hypic: "))
+    assert "no UTF-8 text" in sentence
+
+
 def test_chat_streams_to_stdout_and_reuses_the_turn_before(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
