@@ -106,6 +106,12 @@ def test_every_engine_setting_has_a_flag_with_help() -> None:
     assert EngineConfig.of(**engine_settings(args)).policy.seam == 4
 
 
+def test_help_tells_seconds_from_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--ttl SECONDS " in out and "--memory SIZE " in out
+
+
 def test_settings_that_are_not_given_are_left_to_the_defaults() -> None:
     assert engine_settings(build().parse_args(["demo"])) == {}
 

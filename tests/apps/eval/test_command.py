@@ -79,7 +79,7 @@ def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytes
         (["--drift", "--set", "S99"], "'S99' is no set"),
         (["--drift", "--set", "S9", "--prompts", "401"], "--prompts is 401, but S9 holds 400 items"),
         (["--data", "nowhere.jsonl"], "cannot be read"),
-        (["--show", "nowhere.json"], "cannot be read"),
+        (["--show", "nowhere.json"], "'nowhere.json' cannot be read (No such file or directory); name"),
         (["--sweep", "tiers"], "tiers"),
     ],
 )
