@@ -173,7 +173,7 @@ def test_a_folder_without_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--dtype", "int3"], "dtype is 'int3'"),
         (["--device", "abacus"], "device is 'abacus'"),
-        (["--memory", "lots"], "'lots' is not a size"),
+        (["--memory", "lots"], "memory is 'lots'"),
         (["--seam", "-1"], "seam is -1"),
         (["--max-context", "40"], "40"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
