@@ -284,7 +284,7 @@ def _found(pieces: Sequence[Segment | str], message: int, block: int) -> Iterato
         start = end
 
 
-def way_out(name: str, value: object, otherwise: str) -> str:
+def way_out(name: str, value: Any, otherwise: str) -> str:
     """What to do about an unknown option: policy knobs have a place of their own, and a range."""
     if name not in {known.name for known in fields(Policy)}:
         return otherwise

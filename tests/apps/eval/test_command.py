@@ -92,7 +92,12 @@ def test_as_many_items_as_the_largest_set_holds_are_taken(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int | None] = []
-    monkeypatch.setattr("hypic_apps.eval.sets.of", lambda name, pool, number: asked.append(number) or [])
+
+    def of(name: str, pool: object, number: int | None) -> list[object]:
+        asked.append(number)
+        return []
+
+    monkeypatch.setattr("hypic_apps.eval.sets.of", of)
     arguments = ["eval", "--set", "S1", "--set", "S6", "--items", "2000", "--model", "/nowhere/at/all"]
     assert main(arguments) == 2
     assert asked == [2000, 2000] and "/nowhere/at/all" in one_sentence(capsys.readouterr().err)
