@@ -130,7 +130,8 @@ def _settings(folder: Path) -> Mapping[str, Any]:
     try:
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); pass the folder of a PEFT adapter.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path} cannot be read ({reason}); pass the folder of a PEFT adapter.") from error
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise UnsupportedModel(f"the adapter is of type {kind!r}; only LORA is supported: merge it beforehand.")

@@ -105,7 +105,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error}); download the checkpoint again.") from error
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); download the checkpoint again.") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is no JSON ({error}); download the checkpoint again.") from error
     if not isinstance(config, dict):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
+from hypic.errors import ConfigError
 from hypic.registry import POLICY_NAME, Registry
 from hypic.types import Policy, Prompt, PromptLike, Segment, TextEngine
 
@@ -283,7 +284,12 @@ def _found(pieces: Sequence[Segment | str], message: int, block: int) -> Iterato
         start = end
 
 
-def way_out(name: str, value: object, otherwise: str) -> str:
-    """What to do about an unknown option: policy knobs have a place of their own."""
-    is_policy = name in {known.name for known in fields(Policy)}
-    return f"it is part of the policy, so pass policy=hypic.Policy({name}={value!r})." if is_policy else otherwise
+def way_out(name: str, value: Any, otherwise: str) -> str:
+    """What to do about an unknown option: policy knobs have a place of their own, and a range."""
+    if name not in {known.name for known in fields(Policy)}:
+        return otherwise
+    try:
+        Policy(**{name: value})
+    except ConfigError as error:
+        return f"it is part of the policy, so pass policy=hypic.Policy({name}=...); {error}"
+    return f"it is part of the policy, so pass policy=hypic.Policy({name}={value!r})."

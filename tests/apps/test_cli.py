@@ -106,6 +106,12 @@ def test_every_engine_setting_has_a_flag_with_help() -> None:
     assert EngineConfig.of(**engine_settings(args)).policy.seam == 4
 
 
+def test_help_tells_seconds_from_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--ttl SECONDS " in out and "--memory SIZE " in out
+
+
 def test_settings_that_are_not_given_are_left_to_the_defaults() -> None:
     assert engine_settings(build().parse_args(["demo"])) == {}
 
@@ -167,7 +173,7 @@ def test_a_folder_without_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--dtype", "int3"], "dtype is 'int3'"),
         (["--device", "abacus"], "device is 'abacus'"),
-        (["--memory", "lots"], "'lots' is not a size"),
+        (["--memory", "lots"], "memory is 'lots'"),
         (["--seam", "-1"], "seam is -1"),
         (["--max-context", "40"], "40"),
         (["--model", "/nowhere/at/all"], "/nowhere/at/all"),
@@ -272,6 +278,27 @@ def test_chat_answers_line_by_line(
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n/new\nthree\n/exit\nfour\n"))
     assert main(["chat", "--model", model, *SMALL, "--system", "Be brief."]) == 0
     assert told == [2, 4, 2]
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_line_that_is_no_text_does_not_end_a_chat(
+    errors: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import io
+
+    told: list[list[str]] = []
+
+    def answer(llm: object, messages: list[dict[str, str]], *rest: object) -> str:
+        told.append([message["content"] for message in messages])
+        return "answer"
+
+    monkeypatch.setattr(chat, "_answer", answer)
+    lines = io.BytesIO(b"one\n\xff\ntwo\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(lines, encoding="utf-8", errors=errors))
+    assert main(["chat", "--model", model, *SMALL]) == 0
+    assert told == [["one"], ["one", "answer", "two"]], "the line is left out and what was said before is kept"
+    (sentence,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("hypic: "))
+    assert "no UTF-8 text" in sentence
 
 
 def test_chat_streams_to_stdout_and_reuses_the_turn_before(

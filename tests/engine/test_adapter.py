@@ -270,7 +270,7 @@ def test_incomplete_adapters_are_errors(tmp_path: Path) -> None:
     save_file({f"{L}0.mlp.up_proj.weight": torch.ones(2, 32)}, alone / "adapter_model.safetensors")
     with pytest.raises(UnsupportedModel, match="no plain LoRA"):
         load(folder, alone)
-    with pytest.raises(CheckpointError, match="adapter_config"):
+    with pytest.raises(CheckpointError, match=r"adapter_config.json cannot be read \(No such file or directory\);"):
         load(folder, folder)
 
 

@@ -245,6 +245,10 @@ def test_policy_from_fields_and_calls(engine: ScriptedEngine) -> None:
     assert engine.last.policy == Policy(seam=32, reuse="prefix")
     with pytest.raises(ValueError, match=r"unknown option 'seam'; .* pass policy=hypic.Policy\(seam=16\)"):
         chat_on(engine, seam=16)
+    with pytest.raises(ValueError, match=r"hypic.Policy\(seam=\.\.\.\); seam is -1; it must be .* 0 or more"):
+        chat_on(engine, seam=-1)
+    with pytest.raises(ModelInvalidRequestError, match=r"hypic.Policy\(reuse=\.\.\.\); reuse is 'all'; choose one of"):
+        chat_on(engine).invoke("When?", reuse="all")
     with pytest.raises(ValueError, match=r"unknown option 'dtype'; engine settings .* settings="):
         chat_on(engine, dtype="float32")
     with pytest.raises(ModelInvalidRequestError, match=r"'reuse'; .* pass policy=hypic.Policy\(reuse='none'\)"):

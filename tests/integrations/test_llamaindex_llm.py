@@ -137,6 +137,7 @@ def test_what_cannot_be_right_is_refused_before_anything_runs(llm: HypicLLM, eng
     refused: list[tuple[Any, str]] = [
         (lambda: HypicLLM.from_dict({"device": "cpu"}), "'device'.*settings"),
         (lambda: HypicLLM(engine=engine, seam=16), r"'seam'; .* pass policy=hypic.Policy\(seam=16\)"),
+        (lambda: HypicLLM(engine=engine, seam=-1), r"hypic.Policy\(seam=\.\.\.\); seam is -1; it must be"),
         (lambda: llm.chat(ASKED, reuse="none"), r"'reuse'; .* pass policy=hypic.Policy\(reuse='none'\)"),
         (lambda: HypicLLM(engine=object()), "stream and astream"),
         (lambda: HypicLLM(engine=engine, temperature=-1.0), "temperature"),

@@ -40,7 +40,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} cannot be written ({error}); name another file.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"{path} cannot be written ({reason}); name another file.") from error
     finally:
         pyplot.close(figure)
 

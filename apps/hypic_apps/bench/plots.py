@@ -71,7 +71,8 @@ def _write(figure: Any, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130, bbox_inches="tight")
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} cannot be written ({error}); name another file, such as ttft.png.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"{path} cannot be written ({reason}); name another file, such as ttft.png.") from error
 
 
 def load(records: Sequence[Record], objective_s: float, path: Path) -> None:

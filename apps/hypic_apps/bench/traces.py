@@ -198,7 +198,8 @@ def read(path: Path) -> list[Timed]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); pass a trace of JSON lines.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path} cannot be read ({reason}); pass a trace of JSON lines.") from error
     found = [_timed(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise InputError(f"{path} holds no request; write one JSON object a line.")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from typing import TYPE_CHECKING, Any
 
 from hypic_apps.cli.engine import NO_THINKING, add_model_options, loaded
+from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.files import checked_text
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
 
@@ -43,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from hypic_apps.cli.screen import notes
 
     console = notes()
+    _keep_every_byte()
     with loaded(args, console) as model:
         console.print(model.introduction, style="dim")
         sampling = SamplingParams(max_tokens=args.max_tokens)
@@ -51,14 +54,30 @@ def run(args: argparse.Namespace) -> int:
         while (line := _read(console)) is not None:
             if line == "/new":
                 messages = list(head)
-            elif line:
-                messages.append(_message("user", checked_text(line, "the message")))
+            elif line and _is_readable(line):
+                messages.append(_message("user", line))
                 messages.append(_message("assistant", _answer(model.llm, messages, sampling, template, console)))
     return 0
 
 
 def _message(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": text}
+
+
+def _keep_every_byte() -> None:
+    """Bytes that are no UTF-8 are read, so that their line alone is refused; a strict stdin would end the program."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
+
+
+def _is_readable(line: str) -> bool:
+    """Whether a line is text; if not, a sentence says so and the conversation goes on."""
+    try:
+        checked_text(line, "the message")
+    except InputError as error:
+        print(f"hypic: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _read(console: Console) -> str | None:

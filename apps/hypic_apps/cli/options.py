@@ -78,12 +78,12 @@ def _add(group: argparse._ArgumentGroup, setting: Field[Any], hint: Any) -> None
         dest=_PREFIX + setting.name,
         default=argparse.SUPPRESS,
         help=HELP.get(setting.name, f"see hypic.{setting.name}") + default,
-        **_reading(hint),
+        **_reading(setting.name, hint),
     )
 
 
-def _reading(hint: Any) -> dict[str, Any]:
-    """How argparse reads a value of the annotated type."""
+def _reading(name: str, hint: Any) -> dict[str, Any]:
+    """How argparse reads a value of the annotated type, and what help calls it."""
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint)}
     if hint is bool:
@@ -93,4 +93,5 @@ def _reading(hint: Any) -> dict[str, Any]:
         return {"type": int, "metavar": "N"}
     if kinds == {float}:
         return {"type": float, "metavar": "SHARE"}
-    return {"type": size_or_share, "metavar": "SIZE"} if len(kinds) > 1 else {"metavar": "VALUE"}
+    unit = "SECONDS" if name == "ttl" else "SIZE"
+    return {"type": size_or_share, "metavar": unit} if len(kinds) > 1 else {"metavar": "VALUE"}

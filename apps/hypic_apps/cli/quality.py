@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> findings.Found:
         return findings.shown(args.show, args.set or (), args.plot)
     if args.fill:
         return findings.filled(args.fill)
+    _check_sets(args)
     arms, found = _arms(args), None if args.drift else _items(args)
     from hypic_apps.cli import screen
     from hypic_apps.eval.processes import answering
@@ -108,13 +109,26 @@ def _arms(args: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys([*chosen, *(KNOBS if args.knobs else ())]))
 
 
+def _check_sets(args: argparse.Namespace) -> None:
+    """The sets exist, and one of them at least holds as many items as are asked for; smaller ones are asked whole."""
+    from hypic_apps.eval import sets
+
+    unknown = [name for name in args.set or () if name not in sets.NAMES]
+    if unknown:
+        raise InputError(f"{unknown[0]!r} is no set; there are {', '.join(sets.NAMES)}, and S7 with --data FILE.")
+    if args.sweep and not args.drift or args.full or (args.data and not args.set):
+        return  # made to any number, all of them, or as many as a file has
+    flag, number = ("--prompts", args.prompts) if args.drift else ("--items", args.items)
+    names = (args.set or [findings.MAIN_SET])[:1] if args.drift else args.set or list(sets.SETS)
+    most, largest = max((sets.size(name), name) for name in names)
+    if number > most:
+        raise InputError(f"{flag} is {number}, but {largest} holds {most} items; pass {flag} {most} or less.")
+
+
 def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
     from hypic_apps.eval import pool, real, sets
 
     number = None if args.full else args.items
-    unknown = [name for name in args.set or () if name not in sets.NAMES]
-    if unknown:
-        raise InputError(f"{unknown[0]!r} is no set; there are {', '.join(sets.NAMES)}, and S7 with --data FILE.")
     if args.data:
         made = real.items(Path(args.data).expanduser(), args.passages, number)
         return {**{name: sets.of(name, pool.load(), number) for name in args.set or ()}, real.NAME: made}

@@ -131,7 +131,8 @@ def _keys(given: str) -> Sequence[str]:
     try:
         keys = Path(given[1:]).expanduser().read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the keys in {given[1:]!r} cannot be read: {error}.") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise InputError(f"the keys in {given[1:]!r} cannot be read: {reason}.") from error
     if not keys:
         raise InputError(f"{given[1:]!r} holds no key; write one a line.")
     return keys

@@ -86,7 +86,8 @@ def saved(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(path)!r} cannot be read ({error}); name a file that --save wrote.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{str(path)!r} cannot be read ({reason}); name a file that --save wrote.") from error
     if not isinstance(found, dict) or not {"records", "model", "num_parameters"} <= found.keys():
         raise ConfigError(f"{str(path)!r} holds no records of a model; name a file that --save wrote.")
     return found

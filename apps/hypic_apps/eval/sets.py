@@ -175,16 +175,23 @@ def hashes() -> Mapping[str, str]:
     return {name: row["sha256"] for name, row in rows.items()}
 
 
+def size(name: str) -> int:
+    """How many items a set holds.
+
+    Raises:
+        KeyError: there is no such set.
+    """
+    return calls.NUM_ITEMS if name == CALLS else SETS[name].num_items
+
+
 def of(name: str, pool: Pool, number: int | None = None) -> list[Item]:
     """The first ``number`` items of a set, by default all.
 
     Raises:
         KeyError: there is no such set.
     """
-    if name == CALLS:
-        return calls.items(pool, min(number or calls.NUM_ITEMS, calls.NUM_ITEMS))
-    chosen = SETS[name]
-    return items(chosen, pool, min(number or chosen.num_items, chosen.num_items))
+    number = min(number or size(name), size(name))
+    return calls.items(pool, number) if name == CALLS else items(SETS[name], pool, number)
 
 
 def sweep(what: str, values: Sequence[int], pool: Pool, number: int) -> dict[str, list[Item]]:

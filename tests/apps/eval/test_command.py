@@ -70,14 +70,37 @@ def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytes
         (["--set", "S99"], "'S99' is no set"),
         (["--arm", "magic"], "'magic' is no arm"),
         (["--items", "0"], "'0'"),
+        (
+            ["--set", "S1", "--items", "100000"],
+            "--items is 100000, but S1 holds 2000 items; pass --items 2000 or less.",
+        ),
+        (["--set", "S6", "--set", "S9", "--items", "501"], "S6 holds 500"),
+        (["--items", "2001"], "holds 2000 items"),
+        (["--drift", "--set", "S99"], "'S99' is no set"),
+        (["--drift", "--set", "S9", "--prompts", "401"], "--prompts is 401, but S9 holds 400 items"),
         (["--data", "nowhere.jsonl"], "cannot be read"),
-        (["--show", "nowhere.json"], "cannot be read"),
+        (["--show", "nowhere.json"], "'nowhere.json' cannot be read (No such file or directory); name"),
         (["--sweep", "tiers"], "tiers"),
     ],
 )
 def test_what_is_refused(arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", *arguments]) == 2
     assert expected in one_sentence(capsys.readouterr().err)
+
+
+def test_as_many_items_as_the_largest_set_holds_are_taken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def of(name: str, pool: object, number: int | None) -> list[object]:
+        asked.append(number)
+        return []
+
+    monkeypatch.setattr("hypic_apps.eval.sets.of", of)
+    arguments = ["eval", "--set", "S1", "--set", "S6", "--items", "2000", "--model", "/nowhere/at/all"]
+    assert main(arguments) == 2
+    assert asked == [2000, 2000] and "/nowhere/at/all" in one_sentence(capsys.readouterr().err)
 
 
 def test_a_set_that_differs_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,8 @@ def test_models(client: Any) -> None:
         ({"logit_bias": {"1": 5}}, "logit_bias"),
         ({"temperature": -1}, "temperature"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"hypic": {"reuse": "all"}}}, "reuse"),
         ({"extra_body": {"hypic": {"bogus": 1}}}, "hypic.bogus"),
@@ -205,6 +207,13 @@ def test_what_cannot_be_done_is_refused(client: Any, options: dict[str, Any], pa
 def test_what_cannot_be_read_is_refused(client: Any, content: Any, expected: str) -> None:
     with pytest.raises(openai.BadRequestError, match=expected):
         ask(client, content)
+
+
+def test_as_many_alternatives_as_openai_allows(client: Any) -> None:
+    (choice,) = ask(client, "Hello", logprobs=True, top_logprobs=20).choices
+    assert {len(entry.top_logprobs) for entry in choice.logprobs.content} == {20}
+    with pytest.raises(openai.BadRequestError, match="top_logprobs is 99; it must be a whole number from 0 to 20"):
+        ask(client, "Hello", logprobs=True, top_logprobs=99)
 
 
 def test_harmless_fields_are_taken(client: Any) -> None:

@@ -60,7 +60,7 @@ def test_engine_flags_reach_the_engine() -> None:
         (["--host", "0.0.0.0", "--admin-key", "x"], 2, "add --api-key KEY"),
         (["--host", "no such host"], 2, "is not known"),
         (["--no-auth", "--api-key", "x"], 2, "contradict"),
-        (["--api-key", "@/nowhere"], 2, "cannot be read"),
+        (["--api-key", "@/nowhere"], 2, "'/nowhere' cannot be read: No such file or directory."),
         (["--port", "70000"], 2, "'70000' is no port"),
         (["--keep-alive", "0"], 2, "keep_alive_s is 0"),
         (["/nowhere/at/all"], 2, "/nowhere/at/all"),
