@@ -13,15 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hypic.engine.engine import Engine
+from hypic.engine.parallel.cost import Lately
 from hypic.engine.parallel.messages import Entry
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.wants import Counts, Pending
 from hypic.engine.payload import note
 from hypic.engine.request import Encode
 from hypic.engine.store.image import EntryImage
-
-# Weight of a new observation of what receiving takes.
-OBSERVED_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -36,15 +34,26 @@ class Arrived:
 
 @dataclass
 class Arrivals:
-    """``add`` from any thread, ``write`` on the engine's; ``receive_s`` is what an entry takes of its time.
+    """``add`` from any thread, ``write`` on the engine's; ``receive_s`` is what an entry takes of its time: to write
+    it, and while it is checked (``checking``), since what launches that keeps the engine's thread from launching.
 
     ``ended`` is told of nonces whose bytes are not needed any more.
     """
 
     counts: Counts
     ended: Callable[[Sequence[int]], None]
-    receive_s: float = 0.0
+    writing: Lately = field(default_factory=Lately)
+    checking: Lately = field(default_factory=Lately)
     _waiting: deque[Arrived] = field(default_factory=deque)
+
+    @property
+    def receive_s(self) -> float:
+        return self.writing.seconds + self.checking.seconds
+
+    @property
+    def check_s(self) -> float:
+        """What packing and sending takes at the other end is about what checking takes here: the same tensors."""
+        return self.checking.seconds
 
     def add(self, arrived: Arrived) -> None:
         self._waiting.append(arrived)
@@ -72,8 +81,7 @@ class Arrivals:
     def _write(self, engine: Engine, written: Sequence[tuple[Encode, EntryImage]], began_s: float) -> None:
         engine.admission.jobs.came(written)
         self.counts.last_came_s = time.monotonic()
-        each_s = (self.counts.last_came_s - began_s) / len(written)
-        self.receive_s += OBSERVED_SHARE * (each_s - self.receive_s)
+        self.writing.took((self.counts.last_came_s - began_s) / len(written))
 
     def _taken(self, engine: Engine, job: Encode, arrived: Arrived) -> EntryImage:
         arrived.made.taken()

@@ -57,7 +57,10 @@ class Asking:
         pending = self.wants.find(message.nonce, peer)
         if pending is None or pending.is_made or self.room.may_come(message.nonce):
             return
-        self.wants.hold_up(message.nonce, time.monotonic())
+        now = time.monotonic()
+        self.wants.hold_up(message.nonce, now)
+        with self.lock:
+            self.view.made(pending, now)
         self._call(self.room.ready(message.nonce))
 
     def end(self, nonces: Iterable[int]) -> None:

@@ -22,8 +22,10 @@ from hypic.engine.task import Task, Vocabulary
 from hypic.types import Policy, SamplingParams, Segment
 
 # Segments of one step: their number and their length. Steps of a batch's size are measured too: what is made once a
-# step and what is made for each token cannot be told apart from small ones, whose kernels a GPU runs in no time.
-SHAPES = ((1, 64), (1, 256), (1, 1024), (4, 1024), (8, 1024), (16, 1024))
+# step and what is made for each token cannot be told apart from small ones, whose kernels a GPU runs in no time. So are
+# long segments: among those of one length, what a token takes cannot be told from what a pair of tokens takes, and a
+# plan by the wrong one of the two believes long segments to take many times what they do.
+SHAPES = ((1, 64), (1, 256), (1, 1024), (4, 1024), (8, 1024), (2, 4096), (16, 1024))
 CANARY_TOKENS = 64
 # Ids that every vocabulary has.
 LARGEST_ID = 200

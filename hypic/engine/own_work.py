@@ -9,7 +9,7 @@ from hypic.engine.admission import Admission
 from hypic.engine.parallel.assign import Job, Member
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.cost import NO_LINK, Pace
-from hypic.engine.parallel.stealing import num_begun
+from hypic.engine.parallel.progress import num_begun
 from hypic.engine.parallel.view import View
 from hypic.engine.request import Encode
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from hypic.engine.arrivals import Arrivals, Arrived, awaited
@@ -33,14 +34,17 @@ from hypic.engine.parallel.view import State
 from hypic.engine.parallel.wants import Patience, Pending
 from hypic.engine.payload import Canary, checked, largest_bytes
 from hypic.engine.placing import Placing
+from hypic.engine.pool import Pool
 from hypic.engine.store.image import EntryImage
 from hypic.engine.trust import CANARY, CANARY_S, Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
 MOST_ATTEMPTS, TICK_S = 2, 0.05
-# What comes takes memory beside the pool until it is written: this share of the pool's, and never less than so much.
-ROOM_SHARE, LEAST_ROOM_BYTES = 1 / 32, 2**28
+# What comes takes memory beside the pool until it is written, which is between two steps: this share of the pool's, or
+# of what a GPU has free if that is more, so that what a peer's step makes need not wait for the end of a step here; and
+# never less than so much.
+ROOM_SHARE, FREE_SHARE, LEAST_ROOM_BYTES = 1 / 32, 1 / 4, 2**28
 
 
 class Peers:
@@ -65,7 +69,7 @@ class Peers:
         self.me, self.pace, self.patience, self._post, self._report = me, pace, patience, post, report
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
         self._largest_bytes = largest_bytes(engine)
-        self.room = Room(room_of(engine) if room_bytes is None else room_bytes)
+        self.room = Room(room_of(engine.runner.pool) if room_bytes is None else room_bytes)
         self._asking = Asking(me, self, self.room, self._layout)
         self.view, self.wants, self.counts = self._asking.view, self._asking.wants, self._asking.counts
         self._connections, self._lock = self._asking.connections, self._asking.lock
@@ -199,7 +203,7 @@ class Peers:
     def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None:
         self.counts.came_bytes += entry.num_bytes
         self.counts.carry_s += seconds
-        pending, began_s = self.wants.find(entry.nonce, peer), time.monotonic()
+        pending, began_s, worked_s = self.wants.find(entry.nonce, peer), time.monotonic(), time.thread_time()
         if pending is None:
             self.counts.late += 1
             return
@@ -211,7 +215,12 @@ class Peers:
                 self._fall_back([pending], str(error))
             return
         with self._lock:  # the next one is not received before this one was checked
-            self.view.carried(*peer, entry.num_bytes, seconds + time.monotonic() - began_s)
+            now = time.monotonic()
+            self.view.carried(*peer, entry.num_bytes, seconds + now - began_s)
+            if pending.attempt != CANARY:  # while it is still awaited: nobody takes back what its step has made
+                made_s = min(pending.asked_s + entry.encode_s, now)
+                self.view.followed(pending, entry.num_bytes, made_s, now)
+        self._arrivals.checking.took(time.thread_time() - worked_s)
         if self.wants.take(entry.nonce) is None:
             self.counts.late += 1
         elif pending.attempt == CANARY:
@@ -223,9 +232,10 @@ class Peers:
             self._accept(pending, entry, image, data)
 
     def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor) -> None:
-        taken_s = time.monotonic() - pending.asked_s
+        now = time.monotonic()
+        taken_s = now - pending.asked_s
         with self._lock:
-            self.view.came(*pending.peer, pending.predicted_s, taken_s, time.monotonic())
+            self.view.came(*pending.peer, pending.predicted_s, taken_s, now)
         self._arrivals.add(Arrived(pending, entry, image, Made.here(data)))
         self._post(self._arrivals.write)
 
@@ -245,6 +255,7 @@ class Peers:
         self._fall_back(self.wants.of(caller.peer), reason)
 
 
-def room_of(engine: Engine) -> int:
+def room_of(pool: Pool) -> int:
     """Bytes that entries may take before they are in an engine's pool."""
-    return max(LEAST_ROOM_BYTES, int(ROOM_SHARE * engine.runner.pool.num_bytes))
+    free_bytes = torch.cuda.mem_get_info(pool.device)[0] if pool.device.type == "cuda" else 0
+    return max(LEAST_ROOM_BYTES, int(ROOM_SHARE * pool.num_bytes), int(FREE_SHARE * free_bytes))

@@ -30,6 +30,16 @@ class Placing:
         self.only: frozenset[int] | None = None
         self._own, self._asking, self._arrivals = own, asking, arrivals
 
+    @property
+    def receive_s(self) -> float:
+        """What an entry that comes takes of this engine's time."""
+        return self._arrivals.receive_s
+
+    @property
+    def send_s(self) -> float:
+        """What an entry takes of the time of the engine that made it, as far as it can be told from here."""
+        return self._arrivals.check_s
+
     def offer(self, jobs: Sequence[Encode]) -> None:
         """Give away what others have sooner; the rest stays where it is."""
         started = time.monotonic()
@@ -57,12 +67,13 @@ class Placing:
         """Plan these; ``attempt`` is how often that was done before."""
         now, view = time.monotonic(), self._asking.view
         with self._asking.lock:
-            members = [member for member in view.members(now) if self._may_ask(member.rank, jobs)]
+            given = view.members(now, self.send_s)
+            members = [member for member in given if self._may_ask(member.rank, jobs)]
             ranks = [member.rank for member in members]
             wanted = [job_of(number, job, view, ranks) for number, job in enumerate(jobs)]
             if not members or not wanted:
                 return
-            own = self._own.member(self._arrivals.receive_s, jobs)
+            own = self._own.member(self.receive_s, jobs)
             placed = PLANNERS[self.planner](wanted, alike([own, *members]), own.rank)
             away = [place for place in placed if place.rank != own.rank]
             # What is asked at once of a peer is encoded in steps of many, so all of it may come with the last.
@@ -77,6 +88,8 @@ class Placing:
         pending = Pending(asking.nonce(), job.entry, peer.id, place.is_fetch, now, arrival_s, attempt, peer.late)
         job.away, asking.counts.asked = pending.nonce, asking.counts.asked + 1
         asking.view.promised(place.rank, arrival_s, now)
+        if not place.is_fetch:
+            peer.progress.asked(pending.nonce, len(job.entry.ids), now)
         return pending
 
     def _may_ask(self, rank: int, jobs: Sequence[Encode] = ()) -> bool:
@@ -88,8 +101,8 @@ class Placing:
 
     def _take_back(self) -> None:
         asking, encoding = self._asking, self._own.encoding
-        waiting = [one for one in asking.wants.waiting() if awaited(one, encoding) and not one.is_made]
-        own = self._own.member(self._arrivals.receive_s)
+        waiting = [one for one in asking.wants.waiting() if awaited(one, encoding)]
+        own = self._own.member(self.receive_s)
         for pending in to_take_back(waiting, own, asking.view, time.monotonic()):
             if asking.take_back(pending.nonce):
                 encoding[pending.key].away, asking.counts.taken_back = 0, asking.counts.taken_back + 1

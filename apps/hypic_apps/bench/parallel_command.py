@@ -205,13 +205,19 @@ def _described(rig: parallel.Rig) -> Result:
 
 def _costs(rig: parallel.Rig) -> Result:
     """What was measured and observed: the planner's own numbers."""
-    layout, link, encode = rig.layout, UNMEASURED_LINK, None
+    layout, link, encode, handling = rig.layout, UNMEASURED_LINK, None, dict[str, float]()
     if rig.workers is not None:
         peers = rig.workers.peers
         encode = peers.pace.cost
         link = next((peer.link for peer in peers.view.peers.values()), link)
+        handling = {
+            "receive_s": peers.placing.receive_s,
+            "send_s": peers.placing.send_s,
+            "slower": max((peer.slower for peer in peers.view.peers.values()), default=1.0),
+        }
     entry = EntrySize(layout.state_bytes + layout.transition_bytes, layout.token_bytes)
-    return {"encode": None if encode is None else vars(encode), "link": vars(link), "entry": vars(entry)}
+    found = {"link": vars(link), "entry": vars(entry), "handling": handling}
+    return {"encode": None if encode is None else vars(encode), **found}
 
 
 def _simulated(args: argparse.Namespace, found: Result, count: int) -> Result:

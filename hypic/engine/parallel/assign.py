@@ -2,8 +2,10 @@
 
 Longest processing time first: jobs in order of falling cost, each to the worker from which its entry arrives first,
 counting the work that is queued there, what this plan has given it already and the steps that takes, the way of the
-entry to the combiner and the combiner's trouble with it, and whether the worker holds the entry. Workers of one kind
-are taken to be equally fast (``alike``). A holder only sends; when it is busier than encoding anew would take, the
+entry to the combiner and the trouble that both have with it, and whether the worker holds the entry. An entry that
+takes the combiner longer to receive than to make is made there, and a plan that is not clearly sooner done than if the
+combiner encoded everything is not followed: who adds workers never waits longer by plan. Workers of one kind are taken
+to be equally fast (``alike``). A holder only sends; when it is busier than encoding anew would take, the
 segment is encoded elsewhere, and so a hot one comes to stand on several workers. Stale knowledge only costs time: a
 worker that no longer holds what it was asked for encodes it. ``round_robin`` is the baseline that knows none of this.
 """
@@ -11,6 +13,7 @@ worker that no longer holds what it was asked for encodes it. ``round_robin`` is
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +21,8 @@ from hypic.engine.parallel.cost import EncodeCost, LinkCost
 
 # A holder's answer needs no step of the model, but waits for the one that runs.
 SERVE_S = 1e-3
+# Work is given away only if all is there by so much sooner than without: costs are not better known.
+PAYS_SHARE = 0.05
 # A worker whose steps take this much more or less than those of its kind is another kind, by segments such as these.
 OTHER_KIND = 1.3
 COMPARED = (1024,) * 8
@@ -36,7 +41,8 @@ class Job:
 @dataclass(frozen=True)
 class Member:
     """A worker as a planner sees it: ``queued_s`` of work before anything new, ``link`` to the combiner, ``kind`` of
-    device ("": like no other), and ``receive_s`` of its engine's time for every entry that it receives."""
+    device ("": like no other), ``receive_s`` and ``send_s`` of its engine's time for every entry that it receives and
+    that it makes for another."""
 
     rank: int
     encode: EncodeCost
@@ -44,6 +50,11 @@ class Member:
     queued_s: float = 0.0
     kind: str = ""
     receive_s: float = 0.0
+    send_s: float = 0.0
+
+    def step_s(self, num_tokens: Sequence[int]) -> float:
+        """Seconds for segments that are made for another, in as few steps as hold them."""
+        return self.encode.together_s(num_tokens) + len(num_tokens) * self.send_s
 
 
 def alike(members: Sequence[Member]) -> list[Member]:
@@ -107,7 +118,7 @@ class _Track:
         """When the entry would be made and when it would arrive, and whether it would only be sent."""
         member, way_s = self.member, self.member.link.seconds(job.num_bytes)
         steps_s = member.encode.steps_s(self.num_tokens + job.num_tokens)
-        encoded = self.compute_s + member.encode.marginal_s(job.num_tokens) + steps_s
+        encoded = self.compute_s + self._more_s(job) + steps_s
         if self.is_combiner:
             return encoded, encoded, False
         if member.rank in job.holders:
@@ -115,6 +126,14 @@ class _Track:
             return made, max(made, self.link_s) + way_s, True
         free_s, leaving_s = self._leaving(job)
         return encoded, max(encoded, free_s) + leaving_s + way_s, False
+
+    def busy_s(self) -> float:
+        """Until when it encodes what it was given so far."""
+        return self.compute_s + self.member.encode.steps_s(self.num_tokens)
+
+    def _more_s(self, job: Job) -> float:
+        """What a job adds to its steps; one that is made here for here goes nowhere."""
+        return self.member.encode.marginal_s(job.num_tokens) + (0.0 if self.is_combiner else self.member.send_s)
 
     def _leaving(self, job: Job) -> tuple[float, float]:
         """When the link is free of what earlier steps make, and the way of what else the step makes that ends with
@@ -130,7 +149,7 @@ class _Track:
         else:
             self.link_s, leaving_s = self._leaving(job)
             self.leaving_s = leaving_s + self.member.link.seconds(job.num_bytes)
-            self.compute_s += self.member.encode.marginal_s(job.num_tokens)
+            self.compute_s += self._more_s(job)
             self.num_tokens += job.num_tokens
             self.last_s = arrival
         return Placed(job, self.member.rank, is_fetch, arrival)
@@ -149,16 +168,36 @@ def longest_first(jobs: Sequence[Job], members: Sequence[Member], combiner: int)
     Raises:
         ValueError: the combiner is none of the members.
     """
-    tracks = _tracks(_candidates(jobs, members, combiner), combiner)
-    reference = tracks[0].member.encode
-    by_cost = sorted(jobs, key=lambda job: (-reference.seconds(job.num_tokens), job.number))
+    candidates = _candidates(jobs, members, combiner)
+    placed, there_s = _greedy(jobs, _tracks(candidates, combiner), frozenset())
+    helpers = {place.rank for place in placed if not place.is_fetch} - {combiner}
+    if not helpers:
+        return placed
+    alone, alone_s = _greedy(jobs, _tracks(candidates, combiner), frozenset(member.rank for member in candidates))
+    return placed if there_s < (1 - PAYS_SHARE) * alone_s else alone
+
+
+def _greedy(jobs: Sequence[Job], tracks: Sequence[_Track], only_send: frozenset[int]) -> tuple[list[Placed], float]:
+    """Longest first, and when all is done; those that ``only_send`` encode nothing, but for the combiner."""
+    own = tracks[0]
+    reference = own.member.encode
+
+    def there_s(track: _Track, job: Job) -> tuple[float, float]:
+        """When it is there, and the combiner is done with it; then when it came."""
+        _, arrival_s, is_fetch = track.ends(job)
+        if track.is_combiner:
+            return arrival_s, arrival_s
+        if not is_fetch and track.member.rank in only_send:
+            return math.inf, math.inf
+        return max(arrival_s, own.busy_s() + own.member.receive_s), arrival_s
+
     placed = []
-    for job in by_cost:
-        best = min(tracks, key=lambda track: track.ends(job)[1])
+    for job in sorted(jobs, key=lambda job: (-reference.seconds(job.num_tokens), job.number)):
+        best = min(tracks, key=lambda track: there_s(track, job))
         placed.append(best.take(job))
         if not best.is_combiner:
-            tracks[0].receive()
-    return placed
+            own.receive()
+    return placed, max(makespan_s(placed), own.busy_s())
 
 
 def round_robin(jobs: Sequence[Job], members: Sequence[Member], combiner: int) -> list[Placed]:

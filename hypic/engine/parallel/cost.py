@@ -121,6 +121,25 @@ class Pace:
             self.cost = replace(measured, scale=scale, spread=spread)
 
 
+class Lately:
+    """What something took of late: the median, so that a hiccup is none, without the first, which compiles."""
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=LATEST_STEPS)
+        self._is_first = True
+
+    def took(self, seconds: float) -> None:
+        if not self._is_first:
+            self._seen.append(seconds)
+        self._is_first = False
+
+    @property
+    def seconds(self) -> float:
+        """0 if nothing is known."""
+        seen = list(self._seen)  # another thread may add to it
+        return float(np.median(seen)) if seen else 0.0
+
+
 def _agreed(ratios: Iterable[float]) -> tuple[float, float]:
     """The median, and by what factor nearly all are apart from it at most."""
     low, middle, high = np.quantile(list(ratios), [1 - AGREE_SHARE, 0.5, AGREE_SHARE])
@@ -161,6 +180,9 @@ class LinkCost:
 
     def seconds(self, num_bytes: int) -> float:
         return self.latency_s + num_bytes * self.byte_s
+
+    def times(self, factor: float) -> LinkCost:
+        return LinkCost(self.latency_s * factor, self.byte_s * factor)
 
     def observed(self, num_bytes: int, seconds: float) -> LinkCost:
         """With the cost of a byte moved towards what one transfer showed; the first one is all that is known."""

@@ -13,6 +13,7 @@ from typing import Literal
 from hypic.engine.parallel.assign import Member
 from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, LinkCost, from_json
 from hypic.engine.parallel.messages import Beat, Hello, Holdings
+from hypic.engine.parallel.progress import Progress
 from hypic.engine.parallel.wants import Life, Pending
 
 # A worker that failed a request is left alone for so long, twice as long each further time, up to the longest.
@@ -23,6 +24,9 @@ FRESH_S = 3.0
 # How late a peer was, as a multiple of what was predicted: weight of a new observation, the largest that is believed,
 # and the shortest prediction that is a measure.
 LATE_SHARE, LATEST, SHORTEST_S = 0.25, 16.0, 0.25
+# An entry takes longer to come than its bytes do while both ends encode: weight of a new observation, the largest that
+# is believed, and by when half of it is forgotten, so that a link which is not used is tried again.
+SLOWER_SHARE, SLOWEST, HALF_S = 0.25, 8.0, 10.0
 # ``met``: there is no connection yet; ``asked``: for an entry that is known; ``refused``: it came and was wrong.
 State = Literal["met", "connected", "asked", "trusted", "refused"]
 
@@ -32,7 +36,8 @@ class Peer:
     """One peer. ``promised_s`` is when all that this process asked of it should have come, ``came_s`` when the last
     entry came; ``late`` what it takes over what was predicted, 1 if that is no more; ``busy_s`` for how long its engine
     was at one step when it was heard; ``num_carried`` counts entries that came over its link; ``is_exact``: its entry
-    of the known text was this process's bit by bit."""
+    of the known text was this process's bit by bit. ``slower`` is by what factor entries that follow each other come
+    later than their bytes take (``link``); ``progress`` is what it still owes."""
 
     hello: Hello
     encode: EncodeCost
@@ -50,6 +55,8 @@ class Peer:
     state: State = "met"
     is_exact: bool = False
     carrier: str = ""
+    slower: float = 1.0
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def id(self) -> tuple[int, int]:
@@ -60,9 +67,14 @@ class Peer:
         told = self.queued_s - (now - self.told_s)
         return max(told, self.promised_s - now, 0.0)
 
-    def member(self, now: float) -> Member:
+    def member(self, now: float, send_s: float = 0.0) -> Member:
         """As a planner sees it."""
-        return Member(self.hello.rank, self.encode, self.link, self.queue_s(now), self.hello.kind)
+        return Member(self.hello.rank, self.encode, self.way(now), self.queue_s(now), self.hello.kind, send_s=send_s)
+
+    def way(self, now: float) -> LinkCost:
+        """The link, as it is while both ends work."""
+        age_s = max(0.0, now - self.came_s)
+        return self.link.times(1.0 + (self.slower - 1.0) * 0.5 ** (age_s / HALF_S))
 
     def life(self, now: float) -> Life:
         """What its last word says of it."""
@@ -106,10 +118,10 @@ class View:
         peer = self.peers.get(rank)
         return peer if peer is not None and peer.hello.generation == generation else None
 
-    def members(self, now: float) -> list[Member]:
-        """Those that work may be given to."""
+    def members(self, now: float, send_s: float = 0.0) -> list[Member]:
+        """Those that work may be given to; ``send_s`` is what an entry takes of the time of whoever made it."""
         able = [peer for peer in self.peers.values() if peer.is_able(now)]
-        return [peer.member(now) for peer in able]
+        return [peer.member(now, send_s) for peer in able]
 
     def idle(self, awaited: Iterable[Pending], now: float) -> list[int]:
         """Those that work may be given to, and that are not known to have any."""
@@ -151,6 +163,23 @@ class View:
             peer.came_s = now
             seen = min(max(seconds / max(predicted_s, SHORTEST_S), 1.0), LATEST)
             peer.num_failures, peer.late = 0, (1 - LATE_SHARE) * peer.late + LATE_SHARE * seen
+
+    def made(self, pending: Pending, made_s: float) -> None:
+        """One was made by then, and may not have come yet."""
+        peer = self.get(*pending.peer)
+        if peer is not None:
+            peer.progress.made(pending.nonce, made_s, peer.encode.batch_tokens)
+
+    def followed(self, pending: Pending, num_bytes: int, made_s: float, now: float) -> None:
+        """An entry came that was made by ``made_s``: what it took since then, or since the one before it, is what an
+        entry costs on its way. One that waited for room here is no measure of it."""
+        peer = self.get(*pending.peer)
+        if peer is None:
+            return
+        peer.progress.came(pending.nonce, made_s, peer.encode.batch_tokens)
+        if not pending.is_made and not pending.is_fetch and peer.num_carried > 1:
+            seen = (now - max(peer.came_s, made_s)) / max(peer.link.seconds(num_bytes), 1e-6)
+            peer.slower += SLOWER_SHARE * (min(max(seen, 1.0), SLOWEST) - peer.slower)
 
     def carried(self, rank: int, generation: int, num_bytes: int, seconds: float) -> None:
         """Bytes came from a peer in so many seconds."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hypic.engine.parallel.assign import PLANNERS, Job, Member, alike, elsewhere, longest_first, makespan_s, round_robin
-from hypic.engine.parallel.cold import cold_s
+from hypic.engine.parallel.cold import cold
 from hypic.engine.parallel.cost import (
     NO_LINK,
     UNMEASURED_LINK,
@@ -21,7 +21,6 @@ from hypic.engine.parallel.cost import (
     to_json,
 )
 from hypic.engine.parallel.simulate import Fleet, Trace, cold_request_s, lengths, play, uneven_ratio
-from hypic.engine.parallel.stealing import num_begun, num_to_take
 
 ENCODE = EncodeCost(step_s=0.016, token_s=2e-5, pair_s=2e-10)
 LINK = LinkCost(2e-4, 5e-12)
@@ -34,6 +33,14 @@ def members(count: int, **changes: float) -> list[Member]:
 
 def jobs(*tokens: int, holders: frozenset[int] = frozenset()) -> list[Job]:
     return [Job(number, count, SIZE.of(count), holders) for number, count in enumerate(tokens)]
+
+
+def cold_s(
+    wanted: list[Job], believed: list[Member], truth: list[EncodeCost], planner: str, steals: bool = True
+) -> float:
+    """Where only what encoding costs is believed wrongly."""
+    true = [replace(member, encode=cost) for member, cost in zip(believed, truth, strict=True)]
+    return cold(wanted, believed, true, planner, steals).seconds
 
 
 def test_a_cost_is_found_again_from_its_measurements() -> None:
@@ -258,16 +265,6 @@ def test_an_idle_combiner_takes_back_what_a_slow_peer_has_not_begun() -> None:
         cold_s(jobs(*[512] * 64), believed, truth[::-1], "longest-first", steals) for steals in (False, True)
     )
     assert given < 0.8 * left
-
-
-def test_what_is_taken_back_ends_sooner_than_what_is_left() -> None:
-    cost = EncodeCost(0.01, 1e-4, batch_tokens=1000)
-    assert num_begun([500] * 8, 1000) == 2 and num_begun([600] * 8, 1000) == 2 and num_begun([5], 1000) == 1
-    assert num_to_take([500] * 2, cost, cost, 0.0) == 0  # all of it may have been begun
-    assert num_to_take([500] * 6, cost, cost, 1e9) == 2  # the rest is shared
-    assert num_to_take([500] * 6, cost, replace(cost, scale=100.0), 1e9) == 0
-    assert num_to_take([500] * 6, cost, replace(cost, scale=0.01), 0.0) == 4
-    assert num_to_take([], cost, cost, 0.0) == 0
 
 
 def test_a_cold_request_scales_with_workers() -> None:

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypic.engine import peers
 from hypic.engine.parallel import wire
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.gate import Gate
@@ -272,3 +274,13 @@ def test_a_worker_fails_with_what_waits_for_room(narrow: Running, alone: Running
         until(lambda: not is_running(before.pid))
     until(lambda: narrow.workers.peers.ready() == 1, 120)
     assert narrow.ask(cold_prompt(340 + len(fault), count=12)) and room.taken_bytes == 0
+
+
+def test_the_room_is_a_share_of_the_pool_or_of_what_a_gpu_has_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(device: str, num_bytes: int, free_bytes: int) -> int:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free_bytes, 2**40))
+        return peers.room_of(SimpleNamespace(device=torch.device(device), num_bytes=num_bytes))  # type: ignore[arg-type]
+
+    assert of("cpu", 2**20, 2**40) == of("cuda", 2**20, 0) == 2**28
+    assert of("cpu", 2**36, 2**40) == of("cuda", 2**36, 2**30) == 2**31
+    assert of("cuda", 2**36, 2**34) == 2**32
