@@ -83,7 +83,7 @@ class Cold:
                 self._comes(number, job, now)
             if self.steals and not own.running:
                 self._rebalance(now)
-        self.seconds = max(now, now + own.owes_s if not own.running else now)
+        self.seconds = now if own.running else now + own.owes_s
         return self
 
     def _start(self, now: float) -> None:
