@@ -17,6 +17,7 @@ from hypic import __version__
 from hypic.engine.runner import device_of
 from hypic_apps.cli.errors import CommandError
 from hypic_apps.cli.hardware import hardware
+from hypic_apps.cli.whole_file import write_whole
 
 PACKAGES = ("torch", "triton", "transformers", "fla-core", "flash-linear-attention", "numpy")
 Rows = Sequence[Sequence[str]]
@@ -58,8 +59,7 @@ def save(path: Path, result: Mapping[str, Any]) -> None:
 def write(path: Path, text: str) -> None:
     """Raises ``CommandError`` where the file cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, text)
     except OSError as error:
         raise CommandError(f"{path} cannot be written ({error.strerror}); name another file.") from error
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypic_apps.cli.errors import InputError
+from hypic_apps.cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from hypic_apps.eval.drift import Drift
@@ -90,11 +91,8 @@ def save(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """The whole file or nothing of it, whenever this process ends."""
+    """Raises ``InputError`` where the file cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.part")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be written: {error.strerror}; name another file.") from error
