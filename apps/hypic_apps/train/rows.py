@@ -55,15 +55,16 @@ class Stage:
 LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
 SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.4}
 FULL = {
-    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 0.8,
+    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.2,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
 DATA_VERSION = 4
 # How much a token of a long answer counts: lists and reasoning lines are most of what is answered and easier to learn
 # than short answers. Passages count little: nothing foretells most of their words.
-LONG_ANSWERS = {"2hop_think": 0.35, "keyfacts": 0.3, "facts": 0.3}
+LONG_ANSWERS = {"2hop_think": 0.35, "keyfacts": 0.6, "facts": 0.3}
 LATER = Weights(passage=0.05, question=0.03, text=0.5)
-MOST_LISTED = 10
+# Few and short passages a list, so that there are many lists: their order is learned from where each item begins.
+LISTED = (2, 9)
 # The chance that a context with real passages is asked about an article that is not among them.
 ABSENT = 0.3
 # The chance that a context is asked about a passage that was left out.
@@ -131,11 +132,12 @@ class Rows:
             return passages, [a for p in passages for a in p.asks]
         mixed = r.randint(1, max(1, number - 1))
         real = {"natural": number, "mixed": mixed, "lists": mixed if r.random() < 0.5 else 0}.get(kind, 0)
-        passages = world.passages(number - real, stage.most_facts) if number > real else []
+        most_facts = r.randint(1, stage.most_facts) if kind == "lists" else stage.most_facts
+        passages = world.passages(number - real, most_facts) if number > real else []
         passages += self.library.passages(real, r) if real else []
         r.shuffle(passages)
         if kind == "lists":
-            return passages[:MOST_LISTED], []
+            return passages, []
         asks = [a for p in passages for a in p.asks]
         extra = world.training_asks(len(asks)) if world.facts and stage.num_tokens > 512 else []
         if real and r.random() < ABSENT:
@@ -146,6 +148,7 @@ class Rows:
         """A chat about passages that take half to most of ``room`` tokens; it begins bare one time in ten."""
         share = room / stage.num_tokens
         number = max(1, round(r.randint(*stage.passages) * min(1.0, share + 0.1)))
+        number = r.randint(*LISTED) if kind == "lists" else number
         passages, asks = self.context(kind, number, stage, r)
         known = dict(zip(texts := [p.text for p in passages], self.encoder.texts(texts), strict=True))
         most = r.uniform(0.35, 0.6) if kind == "lists" else r.uniform(0.5, 0.85)
