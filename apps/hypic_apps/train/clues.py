@@ -72,9 +72,10 @@ def missing_clue(world: World, kind: str, subject: str, relations: Sequence[Rela
     """A question for a kind of value that the thing lacks and others have, if there is one."""
     if world.inventor is None or kind in UNINVENTED or any(f.value == subject for f in world.facts):
         return None
-    own = {clue(f.relation.value) for f in world.facts if f.subject == subject}
-    others = {clue(f.relation.value) for f in world.facts} - own - {"", "choice"}
-    found = [x for x in relations if clue(x.value) in others]
+    own = [f.relation for f in world.facts if f.subject == subject]
+    others = {clue(f.relation.value) for f in world.facts} - {clue(x.value) for x in own} - {"", "choice"}
+    chosen = {f.relation.key for f in world.facts if f.relation.choices} - {x.key for x in own}
+    found = [x for x in relations if clue(x.value) in others or x.key in chosen]
     return question(world, kind, subject, world.r.choice(found)) if found else None
 
 

@@ -22,7 +22,7 @@ INVENTED, BRIDGED = 0.3, 0.5
 RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
 # Of near misses, those of a kind of value that the thing has: as a rule, they would teach to refuse whatever is told in
 # unknown words.
-NEAREST = 0.25
+NEAREST = 0.2
 UNINVENTED = ("task", "handbook", "meeting")
 MENTIONS = (
     "More about {s} on another page.", "See also the notes on {s}.", "The same was asked about {s}.",

@@ -199,8 +199,8 @@ class World:
         self.r.shuffle(backwards)
         return [
             *backwards[: 1 + number // 12],
-            *self.unstated_asks(1 + number // 24),
-            *self.unknown_asks(self.r.randint(0, 1 + number // 48)),
+            *self.unstated_asks(1 + number // 20),
+            *self.unknown_asks(self.r.randint(0, 1 + number // 40)),
             *self.two_hop_asks(2 + number // 3),
         ]
 
