@@ -115,7 +115,7 @@ class Rows:
             return self._repeated(stage, r)
         system = r.choice(SYSTEMS) if r.random() < 0.4 else ""
         row = self._block(kind, stage, stage.num_tokens, system, r)
-        while stage.num_tokens - len(row) > 120 and len(row) < 0.8 * stage.num_tokens:
+        while stage.num_tokens - len(row) > 120 and len(row) < 0.9 * stage.num_tokens:
             # a later message of the same chat that brings passages of its own
             row = joined(row, self._block(kind, stage, stage.num_tokens - len(row), "", r))
         return padded(row, stage.num_tokens)
