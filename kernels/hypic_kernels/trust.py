@@ -84,6 +84,12 @@ def _lost(fault: Exception) -> str:
     )
 
 
+def settle(device: torch.device) -> None:
+    """Waits until matrices are written: a kernel that starts early (``early.py``) asks for them before it waits."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def relative_error(result: Tensor, exact: Tensor) -> float:
     """``|result - exact| / |exact|``, infinite unless NaN stands in exactly the same places."""
     known = ~exact.isnan()
