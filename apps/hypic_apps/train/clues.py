@@ -1,5 +1,6 @@
 """Questions of which only the thing and the kind of value say what is asked: "Who mended X?" where X has one person.
 
+Or the other way round: the text tells it in such words, and the question is a common one.
 The words are any noun and verb of the dictionary, or made up, and have nothing to do with what is told. So unknown
 words are no reason to say that something is not stated: the thing is looked up first, then a value of the kind that is
 asked for. It is missing only if the thing has none of that kind, whatever others have. For training alone.
@@ -8,6 +9,7 @@ asked for. It is missing only if the thing has none of that kind, whatever other
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -28,9 +30,9 @@ from hypic_apps.train.words import past, plural, third
 if TYPE_CHECKING:
     from hypic_apps.train.world import World
 
-# Shares, in training: of one-hop questions that could be asked so, of words in them that are made up, and of questions
-# without an answer that are asked so.
-CLUES, MADE_UP, MISSING = 0.22, 0.25, 0.3
+# Shares, in training: of one-hop questions that could be asked so, of relations that could be told so, of words in such
+# questions that are made up, and of questions without an answer that are asked so.
+CLUES, DISGUISED, MADE_UP, MISSING = 0.22, 0.12, 0.25, 0.3
 UNITS = {"metres": "how many metres", "length": "how many kilometres", "area": "how many square kilometres"}
 NAMED = tuple(t for t in (*BY_ASKED, *NOUN_ASKED_BY_KIND) if "{which}" in t)
 FORMS: Mapping[str, Sequence[str]] = {
@@ -66,6 +68,28 @@ def is_only(world: World, fact: Fact) -> bool:
     if told == "choice":
         return not fact.relation.invented
     return sum(f.subject == fact.subject and clue(f.relation.value) == told for f in world.facts) == 1
+
+
+def disguised(world: World, kind: str, relations: Sequence[Relation]) -> list[Relation]:
+    """The relations of a thing; now and then one of a kind of value that no other has is told in any words."""
+    if world.inventor is None or kind in UNINVENTED:
+        return list(relations)
+    kinds = [clue(x.value) for x in relations]
+    return [
+        _told_otherwise(world, kind, x)
+        if told and not x.key.startswith("invented") and kinds.count(told) == 1 and world.r.random() < DISGUISED
+        else x
+        for x, told in zip(relations, kinds, strict=True)
+    ]
+
+
+def _told_otherwise(world: World, kind: str, relation: Relation) -> Relation:
+    """The relation with statements of an invented one, for values of the same kind."""
+    assert world.inventor is not None, "such statements are only made where there is a dictionary"
+    value = "product" if relation.choices else relation.value
+    words = world.inventor.relation(world.r, article_of(kind), value)
+    kept_back = () if relation.invented else relation.statements[-2:]
+    return replace(relation, statements=(*words.statements, *kept_back), more_said=())
 
 
 def missing_clue(world: World, kind: str, subject: str, relations: Sequence[Relation]) -> str | None:

@@ -84,7 +84,7 @@ class World:
         }:
             chosen = [x for x in chosen if x.key != "lifespan"]
         if self.split == "train":
-            chosen = variety.varied(self, kind, chosen, most)
+            chosen = clues.disguised(self, kind, variety.varied(self, kind, chosen, most))
         facts = [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
         if self.split == "test":
             return facts

@@ -241,6 +241,24 @@ def test_what_a_clue_asks_for_in_vain_is_not_told_of_the_thing(corpus: Corpus, m
     assert seen > 100
 
 
+def test_what_is_told_in_any_words_is_asked_in_its_own(corpus: Corpus, more: Schema) -> None:
+    known = {(kind, x.key): x for kind, found in more.items() for x in found}
+    disguised = 0
+    for seed in SEEDS:
+        made = rich(corpus, more, seed)
+        facts = [fact for kind in ("company", "city") for fact in made.thing(kind, 5)]
+        for fact in (f for f in facts if (f.kind, f.relation.key) in known):
+            own = known[fact.kind, fact.relation.key]
+            assert fact.relation.questions == own.questions
+            if fact.relation.statements != own.statements:
+                disguised += 1
+                assert own.invented or set(fact.relation.said("train")).isdisjoint(own.said("test"))
+                assert all("{o}" in t and "{s}" in t for t in fact.relation.said("train"))
+                same = [f for f in facts if f.subject == fact.subject and f.relation.value == fact.relation.value]
+                assert len(same) == 1 or fact.relation.choices
+    assert 20 < disguised < 100
+
+
 def test_rich_worlds_answer_every_question_in_one_way(corpus: Corpus, more: Schema) -> None:
     further = rosters = 0
     for seed in SEEDS:
