@@ -26,7 +26,7 @@ from hypic.engine.sampler import Likeliest, SampledToken
 from hypic.engine.sampling_state import on
 from hypic.engine.segment import Identity
 from hypic.engine.shares import step_tokens
-from hypic.engine.sizing import num_ahead, split_of
+from hypic.engine.sizing import ahead_of, split_of
 from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
 
@@ -163,8 +163,7 @@ class Runner:
         layout, budget = model.layout, config.memory_bytes(free_bytes(device))
         context, _ = split_of(layout, model.max_context, budget, config)
         geometry = geometry_of(model, layout, config.kernels, device)
-        # Elsewhere a step is over when it is launched, and one that is launched ahead keeps its token waiting.
-        ahead = num_ahead(layout, budget, config.page_size, context, config.max_running) if device.type == "cuda" else 0
+        ahead = ahead_of(layout, budget, context, replace(config, device=device.type))
         pool = _pool(layout, budget, context, config, device, form, ahead)
         _log_split(pool, _num_bytes(model), device)
         identity = replace(identity, path=path_of(geometry, device))

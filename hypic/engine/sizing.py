@@ -119,9 +119,18 @@ def split_of(kept: Kept, longest: int, budget_bytes: int, config: EngineConfig) 
             f"and one request of {context} tokens; pass memory='{enough}MiB' or more, or lower max_context= or "
             "max_running=."
         )
+    left_bytes = budget_bytes - ahead_of(kept, budget_bytes, context, config) * kept.state_bytes
     return context, split(
-        kept, budget_bytes, config.page_size, context, config.max_running, config.typical_segment_tokens
+        kept, left_bytes, config.page_size, context, config.max_running, config.typical_segment_tokens
     )
+
+
+def ahead_of(kept: Kept, budget_bytes: int, context: int, config: EngineConfig) -> int:
+    """State slots for steps that are launched ahead, none unless the device is named a GPU: elsewhere a step is over when
+    it is launched, and one that is launched ahead would keep a token waiting."""
+    if not config.device.startswith("cuda"):
+        return 0
+    return num_ahead(kept, budget_bytes, config.page_size, context, config.max_running)
 
 
 def enough_bytes(kept: Kept, longest: int, budget_bytes: int, config: EngineConfig) -> int:

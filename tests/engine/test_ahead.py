@@ -21,10 +21,11 @@ from hypic.engine.engine import Engine
 from hypic.engine.kernel_buffer import Sent
 from hypic.engine.loop import EngineLoop
 from hypic.engine.pool import AttentionShape, Layout, LinearShape, Pool
+from hypic.engine.read_back import ReadBack
 from hypic.engine.request import Request
 from hypic.engine.runner import Runner
 from hypic.engine.scheduler import Scheduler
-from hypic.engine.sizing import MOST_AHEAD, needed_bytes, num_ahead
+from hypic.engine.sizing import MOST_AHEAD, needed_bytes, num_ahead, split_of
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import NonFiniteOutput
 from hypic.types import CacheReport, SamplingParams
@@ -211,7 +212,7 @@ def _counted(patch: pytest.MonkeyPatch) -> None:
     def faulty(self: Launching, work: Any) -> Any:
         following = sound(self, work)
         for run in following.work.requests if following is not None else ():
-            run.request.held.turn_to(run.chain.final_slot)
+            run.request._held().turn_to(run.chain.final_slot)
         return following
 
     patch.setattr(Launching, "behind", faulty)
@@ -338,7 +339,12 @@ def test_nothing_is_launched_before_those_who_have_come(make: Make, launches: li
     engine.add([live(20, 3)], max_tokens=40)
     _step(engine, 5)
     late = list[Answer]()
-    engine.engine.meanwhile = lambda read_back: late or late.append(engine.add([live(30, 4)], max_tokens=3))
+
+    def take_in(read_back: ReadBack) -> None:
+        if not late:
+            late.append(engine.add([live(30, 4)], max_tokens=3))
+
+    engine.engine.meanwhile = take_in
     before = len(launches)
     engine.step()
     assert len(launches) == before and not late[0].pieces
@@ -441,6 +447,15 @@ def test_slots_for_steps_ahead_are_a_small_share_of_the_budget() -> None:
         assert pool.num_bytes <= least + spare and len(pool.ahead) == found
     assert num_ahead(layout, least + 1000 * state_bytes, 16, 512, 2) == 2
     assert num_ahead(replace(layout, linear=()), 2**20, 16, 512, 32) == MOST_AHEAD
+
+
+@pytest.mark.parametrize(("device", "num"), [("cuda:1", 3), ("cpu", 0), ("auto", 0)])
+def test_the_split_that_is_foretold_has_them(device: str, num: int) -> None:
+    layout = Layout((LinearShape(4, 32, 32, "dense"),) * 3, (AttentionShape(2, 32, 32),), torch.float32, torch.float32)
+    config = EngineConfig(device=device, memory=2**25, max_running=3, max_context=512)
+    context, need = split_of(layout, 4096, 2**25, config)
+    pool = Pool(layout, 2**25, 16, context, 3, torch.device("cpu"), num_ahead=num)
+    assert pool.capacity == need and len(pool.ahead) == num
 
 
 def test_a_step_is_sent_from_elsewhere_than_the_one_before() -> None:
