@@ -146,9 +146,9 @@ class Engine:
         return StepResult(launched.logits, launched.broken(is_finite), choice.tokens(chosen))
 
     def rest(self) -> None:
-        """Wait for a step that was launched ahead; its tokens are read by the next ``step`` all the same."""
+        """Wait for a step that was launched ahead, be it in vain; ``step`` reads its tokens all the same."""
         device = self.runner.pool.device
-        if self._ahead is not None and device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
 
     def choose(self, work: Work, logits: Tensor, known: Likeliest | None = None) -> Choice:
@@ -162,6 +162,7 @@ class Engine:
 
     def close(self) -> None:
         """Save what is to outlive this process, and end the store's threads."""
+        self.rest()
         self.tiers.close()
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:

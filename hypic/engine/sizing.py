@@ -126,8 +126,8 @@ def split_of(kept: Kept, longest: int, budget_bytes: int, config: EngineConfig) 
 
 
 def ahead_of(kept: Kept, budget_bytes: int, context: int, config: EngineConfig) -> int:
-    """State slots for steps that are launched ahead, none unless the device is named a GPU: elsewhere a step is over when
-    it is launched, and one that is launched ahead would keep a token waiting."""
+    """State slots for steps that are launched ahead, none unless the device is named a GPU: elsewhere a step is over
+    when it is launched, and one that is launched ahead would keep a token waiting."""
     if not config.device.startswith("cuda"):
         return 0
     return num_ahead(kept, budget_bytes, config.page_size, context, config.max_running)
