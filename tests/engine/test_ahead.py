@@ -517,7 +517,7 @@ def test_what_is_called_finds_the_device_at_rest(make: Make, monkeypatch: pytest
     while not heard.get(timeout=30).is_last:
         pass
     loop.close()
-    assert seen == ["rest", "call"]
+    assert seen == ["rest", "call", "rest"], "and when the engine is closed"
 
 
 def test_slots_for_states_ahead_are_nobody_elses(make: Make) -> None:
