@@ -12,12 +12,13 @@ from torch import Tensor
 
 from hypic.engine import plan
 from hypic.engine.admission import Admission
+from hypic.engine.ahead import Ahead, Launching
 from hypic.engine.answer import Answer
 from hypic.engine.parallel.cost import Pace
 from hypic.engine.read_back import Landing, ReadBack
 from hypic.engine.report import cache_report
 from hypic.engine.request import Request
-from hypic.engine.runner import Runner, StepResult
+from hypic.engine.runner import Launched, Runner, StepResult
 from hypic.engine.sampler import Choice, Likeliest, SampledToken, Sampler
 from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
@@ -60,6 +61,8 @@ class Engine:
             self.admission.expiry.note(stored.key, stored.expires_s)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler, self.landing = Sampler(), Landing()
+        self._launching = Launching(self.scheduler)
+        self._ahead: Ahead | None = None
         self.watch = ReuseWatch()
         self.kept: dict[bytes, CachedSegment] = {}
         self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
@@ -107,7 +110,8 @@ class Engine:
         self.expire()
         if self.heads and not self.scheduler.has_work:
             self._begin_head(self.heads.popleft())
-        work = self.scheduler.schedule()
+        ahead, self._ahead = self._launching.left(self._ahead), None
+        work = self.scheduler.schedule() if ahead is None else ahead.work
         done = self._failures() + self._warmed()
         is_loading = self.scheduler.is_loading
         self.is_stalled = work is None and not done and not is_loading and self.scheduler.is_waiting_for_others
@@ -117,7 +121,7 @@ class Engine:
             return done
         began = time.perf_counter()
         try:
-            result = self._run(work)
+            result = self._run(work, self.runner.launch(work.chains) if ahead is None else ahead.launched)
         except torch.OutOfMemoryError:
             return done + self._out_of_memory(work)
         settled = self.settle(work, result)
@@ -129,17 +133,23 @@ class Engine:
                 self.pace.ran([run.chain.num_tokens for run in work.encodes], rows, seconds)
         return done + settled
 
-    def _run(self, work: Work) -> StepResult:
-        """A step and the tokens that it chooses, read back together; meanwhile others may be taken in."""
-        launched = self.runner.launch(work.chains)
+    def _run(self, work: Work, launched: Launched) -> StepResult:
+        """The tokens that a step chooses, read back together; meanwhile others come, or the next is launched."""
         choice = self.choose(work, launched.logits, launched.known)
         together = launched.together if choice.tensors is launched.known else None
         read_back = ReadBack([launched.is_finite, *choice.tensors], self.landing, together)
         if not work.encodes:
             self.scheduler.advance(work)
         self.meanwhile(read_back)
+        self._ahead = self._launching.launch_behind(work, choice, self.runner)
         is_finite, *chosen = read_back.wait()
         return StepResult(launched.logits, launched.broken(is_finite), choice.tokens(chosen))
+
+    def rest(self) -> None:
+        """Wait for a step that was launched ahead, be it in vain; ``step`` reads its tokens all the same."""
+        device = self.runner.pool.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
 
     def choose(self, work: Work, logits: Tensor, known: Likeliest | None = None) -> Choice:
         """One token for every row of ``logits [R, vocab]``, on the device."""
@@ -152,6 +162,7 @@ class Engine:
 
     def close(self) -> None:
         """Save what is to outlive this process, and end the store's threads."""
+        self.rest()
         self.tiers.close()
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:
@@ -263,6 +274,7 @@ class Engine:
             torch.cuda.synchronize()  # it may be at the step still, whose buffer is filled anew for the next one
             torch.cuda.empty_cache()
         self.store.clear()
+        self._ahead = None
         hurt = self.scheduler.abandon(work)
         error = WorkerLost("the device ran out of memory in a step; lower memory= to leave room for activations.")
         return [self._fail(request.id, error) for request in hurt if request.num_failures > 3]
