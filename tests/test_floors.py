@@ -32,6 +32,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.segment",),
     ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),
+    ("hypic.engine.layout", "hypic.engine.stacks"),
     ("hypic.engine.sizing",),
     ("hypic.engine.pool",),
     ("hypic.engine.plan",),
