@@ -77,6 +77,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.forget",),
     ("hypic.engine.inspect",),
     ("hypic.engine.loop",),
+    ("hypic.engine.parcel",),
     ("hypic.engine.payload",),
     ("hypic.engine.trust",),
     ("hypic.engine.arrivals", "hypic.engine.own_work", "hypic.engine.asking"),

@@ -52,6 +52,13 @@ class Layout:
     dtype: torch.dtype
     state_dtype: torch.dtype
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.linear, self.attention, self.dtype, self.state_dtype))
+
     @cached_property
     def conv_width(self) -> int:
         return max((shape.conv_width for shape in self.linear), default=1)

@@ -28,6 +28,7 @@ from hypic.engine.slot_table import SlotTable
 from hypic.engine.stacks import Stack, by_layer, stacked
 from hypic.engine.storage import StorageForm
 
+
 @dataclass(frozen=True)
 class Stacks:
     """All memory of a pool, layers of one shape in one tensor: what is read or written in all of them at once."""

@@ -69,4 +69,4 @@ def _whole(group: Group, slots: int, dtype: torch.dtype, empty: Empty) -> Tensor
     unit = BEGINS_AT_BYTES // dtype.itemsize
     size = -(-math.prod(shape) // unit) * unit
     memory = empty((len(group.layers), size), dtype)
-    return memory[:, : math.prod(shape)].unflatten(1, shape)
+    return memory[:, : math.prod(shape)].view(len(group.layers), *shape)
