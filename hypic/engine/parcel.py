@@ -24,7 +24,7 @@ from torch import Tensor
 from hypic.engine.layout import Layout
 from hypic.engine.parallel.packing import Sections, digest, sections
 from hypic.engine.pool import Pool
-from hypic.engine.read_back import ReadBack
+from hypic.engine.read_back import Landing, ReadBack
 from hypic.engine.segment import CachedSegment, Identity
 from hypic.engine.stacks import Stack, grouped, words
 from hypic.engine.storage import StorageForm
@@ -69,7 +69,7 @@ def pack(pool: Pool, entries: Sequence[CachedSegment]) -> tuple[Content, Tensor,
         found = layout_of(pool.layout, pool.form, content)
         data = found.empty(pool.device)
         _gather(pool, entries, opened(pool.layout, pool.form, content, data), left)
-        (total,) = ReadBack([digest(data)]).wait()
+        (total,) = ReadBack([digest(data)], Landing(sleeps=True)).wait()
         return content, data, int(total)
 
 
@@ -109,7 +109,7 @@ def check(layout: Layout, form: StorageForm, content: Content, data: Tensor, exp
         found = opened(layout, form, content, data)
         flags = [layout_of(layout, form, content).is_finite(data)]
         flags += [_is_rising(numbers, top) for numbers, top in zip(found.numbers, most, strict=True) if len(numbers)]
-        total, is_sound = ReadBack([digest(data), torch.stack(flags).all()]).wait()
+        total, is_sound = ReadBack([digest(data), torch.stack(flags).all()], Landing(sleeps=True)).wait()
     if int(total) != expected:
         raise StoreCorrupt(f"{count} entries came damaged; they are not used.")
     if not bool(is_sound):

@@ -101,6 +101,7 @@ class Meeting:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=LONGEST_S)
+        options.is_high_priority_stream = True  # as the streams that wait for it
         with side_stream(device):
             group = dist.ProcessGroupNCCL(self._store, self._rank, 2, options)
             self._probe(group, device)

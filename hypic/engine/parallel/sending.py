@@ -132,7 +132,14 @@ class Sending:
 
     def _pack(self, first: Answer) -> None:
         self._places.acquire()  # what comes while both are on their way goes together
-        self._packed.put(parcel_of([first, *self._more(first.num_bytes)]))
+        answers = [first]
+        try:
+            answers += self._more(first.num_bytes)
+        except WorkerLost:
+            for answer in answers:
+                answer.drop()
+            raise
+        self._packed.put(parcel_of(answers))
 
     def _next(self) -> Answer | None:
         return self._left.popleft() if self._left else self._outbox.get()
