@@ -59,14 +59,15 @@ class Asking:
         return parcel.num_bytes <= most_bytes
 
     def is_ready(self, peer: tuple[int, int], message: Ready) -> None:
-        """A peer has what there was no room for: it comes in its turn."""
-        pending = self.wants.find(message.nonce, peer)
-        if pending is None or pending.is_made or self.room.may_come(message.nonce):
+        """A peer has it: it comes next, or in its turn if there was no room for it."""
+        pending, now = self.wants.find(message.nonce, peer), time.monotonic()
+        if pending is None or pending.is_made:
             return
-        now = time.monotonic()
-        self.wants.hold_up(message.nonce, now)
         with self.lock:
             self.view.made(pending, now)
+        if self.room.may_come(message.nonce):
+            return
+        self.wants.hold_up(message.nonce, now)
         self._call(self.room.ready(message.nonce))
 
     def end(self, nonces: Iterable[int]) -> None:

@@ -135,6 +135,7 @@ class Lent:
 
     def packed_with(self, others: Sequence[Lease]) -> Packed:
         lent = [self, *(one for one in others if isinstance(one, Lent))]
+        assert len(lent) == 1 + len(others), "entries of other lenders do not go into one parcel"
         for moment in {id(one._made): one._made for one in lent}.values():
             moment.wait()
         content, data, total = pack(self._pool, [one._entry for one in lent])

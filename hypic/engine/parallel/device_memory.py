@@ -23,8 +23,7 @@ class DeviceMemoryTransport:
 
     def send(self, wire: Wire, parcel: Parcel, data: Tensor) -> None:
         torch.cuda.current_stream(data.device).synchronize()
-        wire.send(parcel)
-        wire.send(handle_of(data))
+        wire.send_together([parcel, handle_of(data)])
 
     def receive(self, wire: Wire, parcel: Parcel, device: torch.device) -> Tensor:
         message = wire.receive()

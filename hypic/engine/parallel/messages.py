@@ -183,7 +183,7 @@ class Wants:
 
 @dataclass(frozen=True)
 class Ready:
-    """The entry of a ``Want`` that waits is there."""
+    """The entry of a ``Want`` is there: it waits for room, or comes with others, of which this is known sooner."""
 
     nonce: int
     generation: int

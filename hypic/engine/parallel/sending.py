@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hypic.engine.parallel.cost import PARCEL_BYTES
 from hypic.engine.parallel.messages import Entry, Parcel, Ready, Refused
 from hypic.engine.parallel.streams import side_stream
 from hypic.engine.parallel.transport import Transport
@@ -27,8 +28,6 @@ from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
 
 logger = logging.getLogger("hypic")
-# One that is larger holds one entry.
-PARCEL_BYTES = 320 * 2**20
 NUM_PARCELS = 2
 
 
@@ -135,6 +134,8 @@ class Sending:
         answers = [first]
         try:
             answers += self._more(first.num_bytes)
+            if len(answers) > 1 and isinstance(first.message, Entry):  # its step is over: that is known before it comes
+                self.wire.send(Ready(first.message.nonce, first.message.generation))
         except WorkerLost:
             for answer in answers:
                 answer.drop()

@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 from hypic.engine import peers
 from hypic.engine.parallel import wire
 from hypic.engine.parallel.caller import Self
+from hypic.engine.parallel.cost import PARCEL_BYTES
 from hypic.engine.parallel.gate import Gate
 from hypic.engine.parallel.listener import Asked, Listener
 from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Cancel, Entry, Go, Greet, Greeted, Message, Parcel, Ready, Want, Wants
 from hypic.engine.parallel.room import Room
-from hypic.engine.parallel.sending import PARCEL_BYTES, Answer, Packed
+from hypic.engine.parallel.sending import Answer, Packed
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.sizing import Need
 from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, misbehaving, until
@@ -166,7 +167,8 @@ def all_came(asker: wire.Wire, count: int) -> list[int]:
     """In one parcel or several, as the other side's threads had it."""
     found: list[int] = []
     while len(found) < count:
-        found += came(asker)
+        message = asker.receive()
+        found += [] if isinstance(message, Ready) else bytes_of(asker, message)
     return found
 
 
