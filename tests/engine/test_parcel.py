@@ -125,9 +125,10 @@ def test_what_is_dropped_does_not_travel() -> None:
     assert sizes[0] == 2 * sizes[1] and sizes[2] == 2 * sizes[3] and sizes[2] < sizes[0]
 
 
-def test_what_is_damaged_or_cannot_be_is_refused() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_damaged_or_cannot_be_is_refused(device: str) -> None:
     layout, form = layout_of("alike"), FORMS["dropped"]
-    pool = filled(layout, form, 1)
+    pool = filled(layout, form, 1, device)
     content, data, total = parcel.pack(pool, entries(pool))
 
     def refused(content: parcel.Content, data: Tensor, total: int, why: str) -> None:
