@@ -176,7 +176,7 @@ def _gather(pool: Pool, entries: Sequence[CachedSegment], into: Opened, left: Se
     _copy(copies)
     slots = _token_slots(pool, entries)
     for stack, part in (*zip(stacks.keys, into.keys, strict=True), *zip(stacks.values, into.values, strict=True)):
-        # Not by index_select, which would first copy the whole stack: its layers lie apart.
+        # Not by index_select, which on a CPU would first copy the whole stack: its layers lie apart.
         words(part).copy_(words(stack.whole)[:, slots])
 
 
