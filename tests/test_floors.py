@@ -29,6 +29,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.linear",),
     ("hypic.engine.token_ids",),
     ("hypic.engine.id_memory",),
+    ("hypic.engine.free_memory",),
     ("hypic.engine.segment",),
     ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),
