@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from hypic.arguments import check_callable, check_template_inputs, listed_segments
 from hypic.errors import UnsupportedModel
 from hypic.integrations.remote.connection import Connection
 from hypic.integrations.remote.wire import Answer, entry_of, forgotten_of, policy_fields, report_of, request
-from hypic.kept import CachedEntry, Forgotten, check_meant
+from hypic.kept import CachedEntry, Forgotten, check_labels, check_meant
 from hypic.registry import Registry
 from hypic.types import CacheReport, Completion, Policy, PromptLike, SamplingParams, Segment
 
@@ -126,9 +127,11 @@ class RemoteEngine:
         """Has the server encode segments and know their texts; ``progress(done, total)`` is told now and then.
 
         Raises:
+            PromptError, ConfigError: an argument cannot be right; nothing was sent.
             PromptTooLong, StoreFull: a segment could never be cached.
         """
-        reports: list[CacheReport] = []
+        check_callable("progress", progress, "of two numbers, done and total")
+        segments, reports = listed_segments("warm", segments), list[CacheReport]()
         for start in range(0, len(segments), _WARM_AT_ONCE):
             some = [asdict(segment) for segment in segments[start : start + _WARM_AT_ONCE]]
             body = {"segments": some, "namespace": self.namespace, "hypic": policy_fields(policy)}
@@ -144,11 +147,13 @@ class RemoteEngine:
 
     def pin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
         """Has the server keep what is cached of the texts that match all of what is given; how many entries."""
+        check_labels(source, name, namespace)
         query = _query(source, name, namespace)
         return int(self._connection.ask("PUT", f"{_SEGMENTS}/pin?{query}")["num_changed"])
 
     def unpin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
         """Lets entries be evicted again; how many."""
+        check_labels(source, name, namespace)
         query = _query(source, name, namespace)
         return int(self._connection.ask("PUT", f"{_SEGMENTS}/pin?{query}&pinned=false")["num_changed"])
 
@@ -229,6 +234,7 @@ class RemoteEngine:
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> tuple[str, dict[str, Any]]:
+        check_template_inputs(tools, chat_template_kwargs)
         path, body = request(prompt, sampling, policy, tools, chat_template_kwargs, self.namespace)
         return path, body if self.model is None else {**body, "model": self.model}
 
