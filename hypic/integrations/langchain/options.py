@@ -24,6 +24,7 @@ from hypic.integrations._common import (
     tokenize_with,
     way_out,
 )
+from hypic.integrations._options import check_call, check_waiting
 from hypic.integrations.langchain.engine import Call, Served, langchain_errors
 from hypic.types import Policy, SamplingParams, TextEngine
 
@@ -101,6 +102,7 @@ class EngineOptions(BaseModel):
             raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
         if self.base_url is not None and (self.engine is not None or self.settings):
             raise ValueError("base_url names a server, which has an engine and settings of its own; leave yours out.")
+        check_waiting(self.timeout, self.max_retries)
         self._sampling(None)
         # Made now: made on first use, two threads could each make one, and copies would not share it.
         _ = self._leases
@@ -182,8 +184,10 @@ class EngineOptions(BaseModel):
 
         Raises:
             NotImplementedError: tools or a response format are asked for.
-            ModelInvalidRequestError: a keyword is unknown.
+            ModelInvalidRequestError: a keyword is unknown, or its value of the wrong kind.
         """
+        with langchain_errors():
+            check_call(options)
         if any(options.get(name) for name in _TOOL_OPTIONS):
             raise NotImplementedError(NO_TOOLS)
         flat = {k: v for k, v in options.items() if k not in (*_TOOL_OPTIONS, *_IGNORED, "hypic")}

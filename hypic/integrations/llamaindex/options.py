@@ -29,6 +29,7 @@ from hypic.integrations._common import (
     tokenize_with,
     way_out,
 )
+from hypic.integrations._options import check_call, check_waiting
 from hypic.integrations.llamaindex.calls import Call
 from hypic.integrations.llamaindex.tools import Wanted, check_template, opens_reasoning
 from hypic.registry import Registry
@@ -96,6 +97,7 @@ class EngineOptions(FunctionCallingLLM):
             raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
         if self.base_url is not None and (self.engine is not None or self.settings):
             raise ValueError("base_url names a server, which has an engine and settings of its own; leave yours out.")
+        check_waiting(self.timeout, self.max_retries)
         self._sampling({})
         return self
 
@@ -201,6 +203,7 @@ class EngineOptions(FunctionCallingLLM):
         if unknown:
             name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
             raise ConfigError(f"unknown call option {name!r}; {way_out(name, options[name], known)}")
+        check_call(options)
         engine = self.get_engine()
         wanted = Wanted.of(options.get("tools"), options.get("tool_choice"))
         given = {**(self.chat_template_kwargs or {}), **(options.get("chat_template_kwargs") or {})} or None

@@ -16,7 +16,7 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from hypic.arguments import check_callable, check_template_inputs, listed_segments
-from hypic.errors import UnsupportedModel
+from hypic.errors import ConfigError, UnsupportedModel
 from hypic.integrations.remote.connection import Connection
 from hypic.integrations.remote.wire import Answer, entry_of, forgotten_of, policy_fields, report_of, request
 from hypic.kept import CachedEntry, Forgotten, check_labels, check_meant
@@ -36,7 +36,7 @@ class RemoteEngine:
     nothing has come back. Safe to use from any number of threads and event loops.
 
     Raises:
-        ConfigError: the address is no HTTP address.
+        ConfigError: the address is no HTTP address, or another argument cannot be right.
     """
 
     def __init__(
@@ -49,6 +49,9 @@ class RemoteEngine:
         timeout_s: float = 60.0,
         max_retries: int = 2,
     ) -> None:
+        for option, given in (("model", model), ("namespace", namespace)):
+            if given is not None and not isinstance(given, str):
+                raise ConfigError(f"{option} is {given!r:.60}; pass text, or leave it out.")
         self.model, self.namespace = model, namespace
         self.registry = Registry()
         self._connection = Connection(base_url, api_key, timeout_s, max_retries)
