@@ -27,9 +27,9 @@ hypic compare request.json --json
 DETAILS = """REQUEST.json is the body of a chat request, {"messages": [...]}, whose content
 parts are segments, or {"segments": ["...", ...], "question": "..."}. Its tools,
 its chat_template_kwargs and a policy under "hypic" are followed; flags of the
-command line win. The prompt is answered greedily in full, in full in other company (what rounding does), and from
-segments. If that gives another answer, each segment is run live in turn, and
-wider seams are tried."""
+command line win. The prompt is answered greedily in full, in full in other
+company (what rounding does), and from segments. If that gives another answer,
+each segment is run live in turn, and wider seams are tried."""
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     from hypic_apps.cli import screen
 
     console = screen.notes()
-    with loaded(args, console) as model:
+    with loaded(args, console, example="hypic compare request.json --model Qwen/Qwen3.5-0.8B") as model:
         console.print(model.introduction, style="dim")
         options["chat_template_kwargs"] = _template(options.get("chat_template_kwargs"), args.thinking)
         with screen.working(console, "answering in several ways"):
