@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from hypic.errors import ConfigError
+from hypic.errors import ConfigError, meant
 from hypic.policy import Policy, check_flag, one_of
 from hypic.store_spec import TierSpec, parse_bytes, parse_store
 
@@ -213,7 +213,10 @@ class EngineConfig:
         known = {f.name for f in fields(cls)}
         unknown = [name for name in settings if name not in known | policy_names]
         if unknown:
-            raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(known | policy_names))}.")
+            names = sorted(known | policy_names)
+            raise ConfigError(
+                f"unknown setting {unknown[0]!r}{meant(unknown[0], names)}; known are {', '.join(names)}."
+            )
         changes = {name: settings.pop(name) for name in list(settings) if name in policy_names}
         policy = settings.pop("policy", Policy())
         if not isinstance(policy, Policy):

@@ -153,7 +153,7 @@ def test_settings_that_cannot_be_right(values: dict[str, Any], sentence: str) ->
 
 def test_unknown_settings_name_the_known_ones() -> None:
     message = refusal(EngineConfig.of, devise="cpu")
-    assert "unknown setting 'devise'" in message and "device" in message and "seam" in message
+    assert "unknown setting 'devise' (did you mean 'device'?)" in message and "device" in message and "seam" in message
 
 
 def test_what_is_no_policy_is_refused_beside_its_fields_too() -> None:

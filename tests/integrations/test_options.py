@@ -85,6 +85,14 @@ def test_options_of_a_model(make: Callable[..., Call], options: dict[str, Any], 
         make(**options)()
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_misspelt_option_is_told_what_was_meant(make: Callable[..., Call]) -> None:
+    with pytest.raises(ValidationError, match=r"unknown option 'temprature' \(did you mean 'temperature'\?\);"):
+        make(temprature=1)()
+    with pytest.raises((ConfigError, ModelInvalidRequestError), match=r"'max_token' \(did you mean 'max_tokens'\?\);"):
+        make()(max_token=1)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -14,6 +14,7 @@ from typing import Any, Self
 from langchain_core.exceptions import ModelInvalidRequestError, ModelNotFoundError
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
+from hypic.errors import meant
 from hypic.integrations._common import (
     KnownTexts,
     Lease,
@@ -93,7 +94,10 @@ class EngineOptions(BaseModel):
         known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values()}
         unknown = [name for name in values if name not in known]
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}")
+            near = meant(unknown[0], cls.model_fields)
+            raise ValueError(
+                f"unknown option {unknown[0]!r}{near}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}"
+            )
         return values
 
     @model_validator(mode="after")
@@ -197,7 +201,8 @@ class EngineOptions(BaseModel):
         unknown = [name for name in update if name not in CALL_OPTIONS]
         if unknown:
             name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
-            raise ModelInvalidRequestError(f"unknown call option {name!r}; {way_out(name, update[name], known)}")
+            near = meant(name, CALL_OPTIONS)
+            raise ModelInvalidRequestError(f"unknown call option {name!r}{near}; {way_out(name, update[name], known)}")
         self._refuse_other_model(update.get("model"))
         if changes:
             with langchain_errors():

@@ -18,7 +18,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
 from hypic import checkpoints
-from hypic.errors import ConfigError
+from hypic.errors import ConfigError, meant
 from hypic.integrations._common import (
     KnownTexts,
     Lease,
@@ -88,7 +88,10 @@ class EngineOptions(FunctionCallingLLM):
     def _refuse_unknown_options(cls, values: Any) -> Any:
         unknown = [name for name in values if name not in cls.model_fields] if isinstance(values, dict) else []
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}")
+            near = meant(unknown[0], cls.model_fields)
+            raise ValueError(
+                f"unknown option {unknown[0]!r}{near}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}"
+            )
         return values
 
     @model_validator(mode="after")
@@ -202,7 +205,8 @@ class EngineOptions(FunctionCallingLLM):
         unknown = [name for name in options if name not in CALL_OPTIONS]
         if unknown:
             name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
-            raise ConfigError(f"unknown call option {name!r}; {way_out(name, options[name], known)}")
+            near = meant(name, CALL_OPTIONS)
+            raise ConfigError(f"unknown call option {name!r}{near}; {way_out(name, options[name], known)}")
         check_call(options)
         engine = self.get_engine()
         wanted = Wanted.of(options.get("tools"), options.get("tool_choice"))
