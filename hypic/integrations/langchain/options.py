@@ -94,7 +94,7 @@ class EngineOptions(BaseModel):
         known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values()}
         unknown = [name for name in values if name not in known]
         if unknown:
-            near = meant(unknown[0], cls.model_fields)
+            near = "" if unknown[0] in POLICY else meant(unknown[0], cls.model_fields)
             raise ValueError(
                 f"unknown option {unknown[0]!r}{near}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}"
             )
@@ -201,7 +201,7 @@ class EngineOptions(BaseModel):
         unknown = [name for name in update if name not in CALL_OPTIONS]
         if unknown:
             name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
-            near = meant(name, CALL_OPTIONS)
+            near = "" if name in POLICY else meant(name, CALL_OPTIONS)
             raise ModelInvalidRequestError(f"unknown call option {name!r}{near}; {way_out(name, update[name], known)}")
         self._refuse_other_model(update.get("model"))
         if changes:

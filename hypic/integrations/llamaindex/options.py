@@ -88,7 +88,7 @@ class EngineOptions(FunctionCallingLLM):
     def _refuse_unknown_options(cls, values: Any) -> Any:
         unknown = [name for name in values if name not in cls.model_fields] if isinstance(values, dict) else []
         if unknown:
-            near = meant(unknown[0], cls.model_fields)
+            near = "" if unknown[0] in POLICY else meant(unknown[0], cls.model_fields)
             raise ValueError(
                 f"unknown option {unknown[0]!r}{near}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}"
             )
@@ -205,7 +205,7 @@ class EngineOptions(FunctionCallingLLM):
         unknown = [name for name in options if name not in CALL_OPTIONS]
         if unknown:
             name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
-            near = meant(name, CALL_OPTIONS)
+            near = "" if name in POLICY else meant(name, CALL_OPTIONS)
             raise ConfigError(f"unknown call option {name!r}{near}; {way_out(name, options[name], known)}")
         check_call(options)
         engine = self.get_engine()
