@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hypic.engine.free_memory import is_out_of_memory
 from hypic.engine.request import Held, Request
 from hypic.engine.runner import Launched, Runner
 from hypic.engine.sampler import Choice
@@ -69,8 +70,10 @@ class Launching:
             return None
         try:
             return following.launched(runner, choice.tensors[0])
-        except torch.OutOfMemoryError:  # the next step meets it again, if it was not for this one
-            following.take_back()
+        except (RuntimeError, MemoryError) as fault:
+            if not is_out_of_memory(fault, runner.pool.device):
+                raise
+            following.take_back()  # the next step meets it again, if it was not for this one
             return None
 
     def behind(self, work: Work) -> Following | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from hypic.engine import plan
 from hypic.engine.admission import Admission
 from hypic.engine.ahead import Ahead, Launching
 from hypic.engine.answer import Answer
+from hypic.engine.free_memory import is_out_of_memory, shortage
 from hypic.engine.parallel.cost import Pace
 from hypic.engine.read_back import Landing, ReadBack
 from hypic.engine.report import cache_report
@@ -33,6 +35,7 @@ from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
 from hypic.store_spec import TierSpec
 from hypic.types import CacheReport, Completion, FinishReason, TokenLogprob, Usage
 
+logger = logging.getLogger("hypic")
 LOADING_S = 0.002
 # Heads that may wait for an idle moment, and tokens that one may cost beside the new ones.
 MAX_HEADS = 64
@@ -120,9 +123,8 @@ class Engine:
                 self.tiers.wait(LOADING_S)
             return done
         began = time.perf_counter()
-        try:
-            result = self._run(work, self.runner.launch(work.chains) if ahead is None else ahead.launched)
-        except torch.OutOfMemoryError:
+        result = self._attempted(work, ahead)
+        if result is None:
             return done + self._out_of_memory(work)
         settled = self.settle(work, result)
         if work.encodes:
@@ -132,6 +134,16 @@ class Engine:
                 rows = sum(run.chain.num_tokens for run in work.requests)
                 self.pace.ran([run.chain.num_tokens for run in work.encodes], rows, seconds)
         return done + settled
+
+    def _attempted(self, work: Work, ahead: Ahead | None) -> StepResult | None:
+        """``None`` for a step that the device has too little memory for; what it took of that is free again then."""
+        try:
+            return self._run(work, self.runner.launch(work.chains) if ahead is None else ahead.launched)
+        except (RuntimeError, MemoryError) as fault:
+            if not is_out_of_memory(fault, self.runner.pool.device):
+                raise
+            logger.warning("a step ran out of memory and starts again, with fewer tokens: %s", fault)
+            return None
 
     def _run(self, work: Work, launched: Launched) -> StepResult:
         """The tokens that a step chooses, read back together; meanwhile others come, or the next is launched."""
@@ -276,8 +288,9 @@ class Engine:
         self.store.clear()
         self._ahead = None
         hurt = self.scheduler.abandon(work)
-        error = WorkerLost("the device ran out of memory in a step; lower memory= to leave room for activations.")
-        return [self._fail(request.id, error) for request in hurt if request.num_failures > 3]
+        failed = [request for request in hurt if request.num_failures > 3]
+        error = WorkerLost(shortage(self.runner.pool.device, self.runner.pool.num_bytes))
+        return [self._fail(request.id, error) for request in failed]
 
 
 def _nothing(read_back: ReadBack) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from hypic.config import EngineConfig
 from hypic.engine import adapter, models, weights
 from hypic.engine.batch import Batch, Chain, chain_tokens
+from hypic.engine.free_memory import free_bytes, is_out_of_memory
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_batch import Geometry, pack
 from hypic.engine.kernel_choice import geometry_of, path_of
@@ -239,33 +239,18 @@ def _pool(
     Raises:
         ConfigError: the device has less memory after all: others took it meanwhile, or it lies in pieces.
     """
-    out_of_memory = torch.OutOfMemoryError if device.type == "cuda" else RuntimeError  # what torch's allocators raise
-    with suppress(out_of_memory):
+    try:
         return Pool(
             layout, budget, config.page_size, context, config.max_running, device, form, config.typical_segment_tokens,
             ahead,
         )  # fmt: skip
+    except (RuntimeError, MemoryError) as fault:
+        if not is_out_of_memory(fault, device):
+            raise
     # Not while the fault is handled: its traceback holds what was allocated.
     if device.type == "cuda":
         torch.cuda.empty_cache()
     raise too_much(config, budget, device, free_bytes(device))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free memory of a device, with what torch keeps of it for itself, or of the machine for the CPU."""
-    if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
-    available = _meminfo("MemAvailable")
-    return available if available is not None else 4 * 2**30
-
-
-def _meminfo(name: str) -> int | None:
-    path = Path("/proc/meminfo")
-    if not path.is_file():
-        return None
-    lines = (line.split() for line in path.read_text().splitlines())
-    return next((int(words[1]) * 1024 for words in lines if words[0] == f"{name}:"), None)
 
 
 def device_of(name: str) -> torch.device:
