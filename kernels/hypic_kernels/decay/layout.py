@@ -22,6 +22,9 @@ __all__ = [
 ]
 
 
+LEAST_COLUMNS = 32
+
+
 class LiftConfig(NamedTuple):
     """``block_k`` rows of an end state at a time, ``block_v`` of its columns per program.
 
@@ -49,10 +52,10 @@ class StepConfig(NamedTuple):
 
 
 def _within(key_dim: int, value_dim: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Blocks of heads as small as these; eight warps only for 64 columns: with fewer they share tiles that four fill,
-    and what Triton 3.6 makes of that for sm_90 (tf32x3) is wrong now and then, and reads where it must not."""
+    """Blocks of heads as small as these, but for 32 columns at least, some of which may be none: what Triton 3.6 makes of
+    64 x 16 for sm_90 reads where it must not. Eight warps only for 64 columns: fewer are filled by four."""
     block_k, block_v, num_warps = shape
-    columns = min(block_v, padded(value_dim))
+    columns = min(block_v, max(LEAST_COLUMNS, padded(value_dim)))
     return min(block_k, padded(key_dim)), columns, num_warps if columns >= 64 else 4
 
 

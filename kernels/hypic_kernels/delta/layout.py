@@ -112,7 +112,8 @@ def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:
 
 def read_candidates(size: int, key_dim: int, value_dim: int, has_norm: bool) -> list[ReadConfig]:
     """As ``lift_candidates``."""
-    whole, block_k = padded(value_dim), _block(32, key_dim)
+    # Tiles of 64 x 16 are compiled to reads out of bounds by Triton 3.6 (see ``hypic_kernels.decay``).
+    whole, block_k = max(padded(value_dim), 32 if size == 64 else 16), _block(32, key_dim)
     widths = [whole] if has_norm else sorted({whole, min(64, whole)})
     # Four warps as long as they hold the outputs: eight would share 64 rows, and move them to another layout and back.
     num_warps = 8 if size * whole > 64 * 128 else 4
