@@ -71,6 +71,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.admission",),
     ("hypic.engine.snapshots",),
     ("hypic.engine.scheduler",),
+    ("hypic.engine.ahead",),
     ("hypic.engine.report",),
     ("hypic.engine.watch",),
     ("hypic.engine.engine",),
