@@ -1,7 +1,7 @@
 """Entries that came from other workers and wait for the engine: all of them are written at once, between two steps.
 
 Which of them are wanted, and whether they are sound, was decided before (``peers.py``). Writing takes the engine's time
-by the kernel, not by the byte, so what came during a step is written with the same few kernels for all entries.
+by the kernel, not by the byte, so what came together is written with the same few kernels (``parcel.py``).
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from hypic.engine.parallel.cost import Lately
 from hypic.engine.parallel.messages import Entry
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.wants import Counts, Pending
+from hypic.engine.parcel import Opened, write
 from hypic.engine.payload import note
 from hypic.engine.request import Encode
-from hypic.engine.store.image import EntryImage
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """An entry that was awaited, as it was checked; ``made`` is when its bytes may be read."""
+    """A parcel as it was checked: what was awaited of it, each with its place in it; ``made`` is when its bytes may be
+    read."""
 
-    pending: Pending
-    message: Entry
-    image: EntryImage
+    awaited: tuple[tuple[int, Pending, Entry], ...]
+    content: Opened
     made: Made
 
 
 @dataclass
 class Arrivals:
     """``add`` from any thread, ``write`` on the engine's; ``receive_s`` is what an entry takes of its time: to write
-    it, and while it is checked (``checking``), since what launches that keeps the engine's thread from launching.
+    it, and while it is checked (``checking``), since what launches that keeps the engine's thread from launching;
+    ``send_s`` what it takes of the sender's (``packing``).
 
     ``ended`` is told of nonces whose bytes are not needed any more.
     """
@@ -44,6 +45,7 @@ class Arrivals:
     ended: Callable[[Sequence[int]], None]
     writing: Lately = field(default_factory=Lately)
     checking: Lately = field(default_factory=Lately)
+    packing: Lately = field(default_factory=Lately)
     _waiting: deque[Arrived] = field(default_factory=deque)
 
     @property
@@ -51,45 +53,53 @@ class Arrivals:
         return self.writing.seconds + self.checking.seconds
 
     @property
-    def check_s(self) -> float:
-        """What packing and sending takes at the other end is about what checking takes here: the same tensors."""
-        return self.checking.seconds
+    def send_s(self) -> float:
+        return self.packing.seconds
+
+    def handled(self, num_entries: int, check_s: float, pack_s: float) -> None:
+        """What a parcel has taken of this process's time, and of that of who sent it."""
+        self.counts.check_s += check_s
+        self.counts.pack_s += pack_s
+        self.counts.handled += num_entries
+        self.counts.parcels += 1
+        self.checking.took(check_s / num_entries)
+        self.packing.took(pack_s / num_entries)
 
     def add(self, arrived: Arrived) -> None:
         self._waiting.append(arrived)
 
     def write(self, engine: Engine) -> None:
         """All that came, into the pages and slots that wait for it, unless they wait no more."""
-        self.ended(self._written(engine))
-
-    def _written(self, engine: Engine) -> Sequence[int]:
-        """The nonces of all that came."""
-        began_s, written, nonces = time.monotonic(), list[tuple[Encode, EntryImage]](), list[int]()
+        nonces = list[int]()
         with suppress(IndexError):
             while True:
                 arrived = self._waiting.popleft()
-                nonces.append(arrived.pending.nonce)
-                job = awaited(arrived.pending, engine.admission.encoding)
-                if job is None:
-                    self.counts.late += 1
-                else:
-                    written.append((job, self._taken(engine, job, arrived)))
-        if written:
-            self._write(engine, written, began_s)
-        return nonces
+                nonces += [pending.nonce for _, pending, _ in arrived.awaited]
+                self._write(engine, arrived)
+        self.ended(nonces)
 
-    def _write(self, engine: Engine, written: Sequence[tuple[Encode, EntryImage]], began_s: float) -> None:
-        engine.admission.jobs.came(written)
-        self.counts.last_came_s = time.monotonic()
-        self.writing.took((self.counts.last_came_s - began_s) / len(written))
-
-    def _taken(self, engine: Engine, job: Encode, arrived: Arrived) -> EntryImage:
+    def _write(self, engine: Engine, arrived: Arrived) -> None:
+        began_s, jobs = time.monotonic(), list[tuple[int, Encode]]()
+        for number, pending, message in arrived.awaited:
+            job = awaited(pending, engine.admission.encoding)
+            if job is None:
+                self.counts.late += 1
+            else:
+                self._note(engine, job, pending, message)
+                jobs.append((number, job))
         arrived.made.taken()
-        note(job, arrived.pending, arrived.message)
-        engine.admission.expiry.end(job.entry, arrived.message.expires_s)
+        if jobs:
+            write(engine.runner.pool, arrived.content, [(number, job.entry) for number, job in jobs])
+            engine.admission.jobs.came([job for _, job in jobs])
+            self.counts.last_came_s = time.monotonic()
+            self.counts.write_s += self.counts.last_came_s - began_s
+            self.writing.took((self.counts.last_came_s - began_s) / len(jobs))
+
+    def _note(self, engine: Engine, job: Encode, pending: Pending, message: Entry) -> None:
+        note(job, pending, message)
+        engine.admission.expiry.end(job.entry, message.expires_s)
         self.counts.came += 1
-        self.counts.fetched += arrived.message.was_held
-        return arrived.image
+        self.counts.fetched += message.was_held
 
 
 def awaited(pending: Pending, encoding: Mapping[bytes, Encode]) -> Encode | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hypic.engine.parallel import messages
 from hypic.engine.parallel.caller import Events, Self
 from hypic.engine.parallel.connections import Connections
-from hypic.engine.parallel.messages import Cancel, Entry, Go, Ready, Want
+from hypic.engine.parallel.messages import Cancel, Go, Parcel, Ready, Want
 from hypic.engine.parallel.room import Room
 from hypic.engine.parallel.view import View
 from hypic.engine.parallel.wants import Counts, Pending, Wants
@@ -47,20 +47,27 @@ class Asking:
         for peer, wants in by_peer.items():
             self.connections.tell(peer, messages.Wants(tuple(wants)))
 
-    def may_come(self, peer: tuple[int, int], entry: Entry) -> bool:
-        """Whether an announced entry was told to come, and is no larger than the room for it; or is wanted no more."""
-        pending = self.wants.find(entry.nonce, peer)
-        return pending is None or (self.room.may_come(entry.nonce) and entry.num_bytes <= self._bytes(pending))
+    def may_come(self, peer: tuple[int, int], parcel: Parcel, largest_bytes: int) -> bool:
+        """Whether announced entries were told to come or are wanted no more, and are no larger than the room for them;
+        no entry is larger than ``largest_bytes``."""
+        most_bytes = 0
+        for entry in parcel.entries:
+            pending = self.wants.find(entry.nonce, peer)
+            if pending is not None and not self.room.may_come(entry.nonce):
+                return False
+            most_bytes += largest_bytes if pending is None else self._bytes(pending)
+        return parcel.num_bytes <= most_bytes
 
     def is_ready(self, peer: tuple[int, int], message: Ready) -> None:
-        """A peer has what there was no room for: it comes in its turn."""
-        pending = self.wants.find(message.nonce, peer)
-        if pending is None or pending.is_made or self.room.may_come(message.nonce):
+        """A peer has it: it comes next, or in its turn if there was no room for it."""
+        pending, now = self.wants.find(message.nonce, peer), time.monotonic()
+        if pending is None or pending.is_made:
             return
-        now = time.monotonic()
-        self.wants.hold_up(message.nonce, now)
         with self.lock:
             self.view.made(pending, now)
+        if self.room.may_come(message.nonce):
+            return
+        self.wants.hold_up(message.nonce, now)
         self._call(self.room.ready(message.nonce))
 
     def end(self, nonces: Iterable[int]) -> None:

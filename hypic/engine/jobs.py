@@ -20,7 +20,6 @@ from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import Expiry
 from hypic.engine.store.history import History
-from hypic.engine.store.image import EntryImage, install_all
 from hypic.engine.store.threads import Pending
 from hypic.engine.store.tiered import Tiered
 
@@ -142,10 +141,9 @@ class Jobs:
             entry = job.entry
             self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
 
-    def came(self, arrived: Sequence[tuple[Encode, EntryImage]]) -> None:
-        """Segments' entries came from other workers; the images were checked. All are written together."""
-        install_all(self.pool, [(image, job.entry) for job, image in arrived])
-        for job, _ in arrived:
+    def came(self, arrived: Sequence[Encode]) -> None:
+        """Segments' entries came from other workers, and are written."""
+        for job in arrived:
             job.done, job.away = len(job.entry.ids), 0
             self.stored(job)
 

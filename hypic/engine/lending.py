@@ -1,7 +1,8 @@
 """Entries for other workers: from the store if they are there, else encoded now, in batches with all else that waits.
 
-What was encoded stays in this worker's store too, but for a trial's. The engine's thread only pins an entry: it is
-copied out of the pool, summed up and sent by the connection's thread, while the engine encodes the next ones.
+What was encoded stays in this worker's store too, but for a trial's. The engine's thread only pins entries: they are
+copied out of the pool, summed up and sent by the connection's threads, while the engine encodes the next ones. What a
+step made is answered at once, so that it travels together.
 """
 
 from __future__ import annotations
@@ -10,21 +11,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-
-from torch import Tensor
 
 from hypic.engine.calibrate import warming
 from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.cost import Pace
-from hypic.engine.parallel.listener import Answer, Asked
+from hypic.engine.parallel.listener import Asked
 from hypic.engine.parallel.messages import Entry, Refused, Want
-from hypic.engine.parallel.packing import Spec
+from hypic.engine.parallel.sending import Answer, Lease, Packed
 from hypic.engine.parallel.streams import Moment
-from hypic.engine.payload import outgoing
+from hypic.engine.parcel import pack
 from hypic.engine.segment import CachedSegment
 from hypic.engine.store.expiry import is_over
 from hypic.engine.task import Emission
@@ -56,6 +55,7 @@ class Lending:
 
     def __init__(self, loop: EngineLoop, generation: int) -> None:
         self._loop, self._generation = loop, generation
+        self._made: list[tuple[Callable[[Answer], None], Entry, CachedSegment]] = []
 
     def want(self, asked: Sequence[Asked]) -> None:
         started = time.monotonic()
@@ -79,12 +79,12 @@ class Lending:
 
         def sink(emission: Emission) -> None:
             if emission.is_last:
-                reply(self._encoded(engine, emission, want, time.monotonic() - started))
+                self._encoded(engine, emission, asked, time.monotonic() - started)
 
         try:
             segment = _segment(want)
             if entry is not None and entry.ids == want.ids and not entry.is_snapshot and not is_over(entry):
-                reply(self._entry(engine, entry, want, 0.0, was_held=True))
+                self._answer(engine, entry, asked, 0.0, was_held=True)
             elif want.deterministic and len(want.ids) > engine.scheduler.max_step_tokens:
                 reply(self._refusal(want, "it is longer than a step here and must not be run in pieces"))
             else:
@@ -93,38 +93,53 @@ class Lending:
         except HypicError as error:
             reply(self._refusal(want, str(error)))
 
-    def _encoded(self, engine: Engine, emission: Emission, want: Want, seconds: float) -> Answer:
-        if isinstance(emission.result, HypicError):
-            return self._refusal(want, str(emission.result))
+    def _encoded(self, engine: Engine, emission: Emission, asked: Asked, seconds: float) -> None:
+        want, refused = asked.want, emission.result if isinstance(emission.result, HypicError) else None
         entry = engine.store.find(bytes.fromhex(want.key))
-        if entry is None or entry.ids != want.ids:
-            return self._refusal(want, "its tokens make another key here, or it was evicted at once")
-        if entry.is_trial:  # after this step, in which others may wait for it too
-            self._loop.post(lambda engine: engine.store.forget(entry))
-        return self._entry(engine, entry, want, seconds, was_held=False)
+        if refused is not None:
+            asked.reply(self._refusal(want, str(refused)))
+        elif entry is None or entry.ids != want.ids:
+            asked.reply(self._refusal(want, "its tokens make another key here, or it was evicted at once"))
+        else:
+            self._answer(engine, entry, asked, seconds, was_held=False)
+            if entry.is_trial:  # after this step, in which others may wait for it too
+                self._loop.post(lambda engine: engine.store.forget(entry))
 
-    def _entry(self, engine: Engine, entry: CachedSegment, want: Want, seconds: float, was_held: bool) -> Answer:
-        engine.admission.expiry.end(entry, want.expires_s)
+    def _answer(self, engine: Engine, entry: CachedSegment, asked: Asked, seconds: float, was_held: bool) -> None:
+        """With this entry, and at once with all others that are there before the next step."""
+        engine.admission.expiry.end(entry, asked.want.expires_s)
         engine.tiers.renamed(entry)
-        message = Entry(want.nonce, self._generation, want.key, "", 0, 0, seconds, was_held, entry.expires_s)
-        return Answer(message, Lent(engine, entry, self._loop))
+        engine.store.pin(entry)
+        nonce, key = asked.want.nonce, asked.want.key
+        message = Entry(nonce, self._generation, key, entry.num_cached, seconds, was_held, entry.expires_s)
+        self._made.append((asked.reply, message, entry))
+        if len(self._made) == 1:
+            self._loop.post(self._reply)
+
+    def _reply(self, engine: Engine) -> None:
+        made, self._made, moment = self._made, [], Moment.now(engine.runner.pool.device)
+        for reply, message, entry in made:
+            reply(Answer(message, Lent(engine, entry, self._loop, moment)))
 
     def _refusal(self, want: Want, reason: str) -> Answer:
         return Answer(Refused(want.nonce, self._generation, reason))
 
 
 class Lent:
-    """An entry that is pinned until it was copied; made on the engine's thread. Implements ``listener.Lease``."""
+    """An entry that was pinned until it is copied; ``made`` is when it was written. Implements ``listener.Lease``."""
 
-    def __init__(self, engine: Engine, entry: CachedSegment, loop: EngineLoop) -> None:
-        self._runner, self._entry, self._loop = engine.runner, entry, loop
-        self._made = Moment.now(engine.runner.pool.device)
+    def __init__(self, engine: Engine, entry: CachedSegment, loop: EngineLoop, made: Moment) -> None:
+        self._pool, self._entry, self._loop, self._made = engine.runner.pool, entry, loop, made
         self._has_ended = threading.Lock()
-        engine.store.pin(entry)
+        self.num_bytes = entry.num_bytes
 
-    def packed(self) -> tuple[tuple[Spec, ...], Tensor]:
-        self._made.wait()
-        return outgoing(self._runner.pool, self._entry, self._runner.identity)
+    def packed_with(self, others: Sequence[Lease]) -> Packed:
+        lent = [self, *(one for one in others if isinstance(one, Lent))]
+        assert len(lent) == 1 + len(others), "entries of other lenders do not go into one parcel"
+        for moment in {id(one._made): one._made for one in lent}.values():
+            moment.wait()
+        content, data, total = pack(self._pool, [one._entry for one in lent])
+        return Packed(content.num_kept, data, total)
 
     def end(self) -> None:
         if self._has_ended.acquire(blocking=False):

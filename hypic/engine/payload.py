@@ -1,27 +1,27 @@
-"""An entry as it travels between workers: packed where it lies, and on arrival nothing but tensors by name.
+"""Entries that travel between workers: how they are asked for, whether what came is that, how far two of them differ.
 
-What an entry is (key, tokens, seam, labels) the worker that needs it knows already, since it asked; so only tensors are
-sent, and whatever does not fit what was asked is refused before it is used.
+Their bytes are ``parcel.py``. Whatever does not fit what was asked is refused before it is used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hypic.engine.engine import Engine
-from hypic.engine.parallel.messages import Entry, Want
-from hypic.engine.parallel.packing import ALIGNMENT, Spec, digest, is_finite, pack, read, unpack
+from hypic.engine.layout import Layout
+from hypic.engine.parallel.messages import Entry, Parcel, Want
+from hypic.engine.parallel.packing import most_bytes
 from hypic.engine.parallel.wants import Pending
-from hypic.engine.pool import Layout, Pool
+from hypic.engine.parcel import Content, Opened, check
 from hypic.engine.request import Encode
-from hypic.engine.segment import CachedSegment, Identity
-from hypic.engine.storage import norms
-from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart, check, view
+from hypic.engine.segment import CachedSegment
+from hypic.engine.storage import StorageForm, norms
+from hypic.engine.store.image import EntryImage
 from hypic.errors import StoreCorrupt
 
 # What two workers may differ by in the entry of one text, by the numeric type of their weights.
@@ -37,40 +37,6 @@ class Canary:
 
     entry: CachedSegment
     image: EntryImage
-
-
-def outgoing(pool: Pool, entry: CachedSegment, identity: Identity) -> tuple[tuple[Spec, ...], Tensor]:
-    """An entry's tensors as one run of bytes on the pool's device."""
-    with torch.inference_mode():
-        return pack(view(pool, entry, identity).tensors)
-
-
-def incoming(
-    specs: tuple[Spec, ...], data: Tensor, entry: CachedSegment, identity: Identity, layout: Layout
-) -> EntryImage:
-    """What came, as the image of the entry that was asked for; its tensors are views of ``data``.
-
-    Raises:
-        StoreCorrupt: it is not of this model's shapes and types, or not finite.
-    """
-    with torch.inference_mode():
-        tensors = unpack(specs, data)
-        image = EntryImage(
-            key=entry.key,
-            ids=entry.ids,
-            seam=len(entry.ids) - entry.num_cached,
-            identity=identity,
-            linear=tuple(_linear(tensors, f"linear.{n}") for n in range(len(layout.linear))),
-            attention=tuple(_attention(tensors, f"attention.{n}") for n in range(len(layout.attention))),
-            deterministic=entry.deterministic,
-            namespace=entry.namespace,
-            name=entry.name,
-            source=entry.source,
-        )
-        check(image, layout, identity)
-        if set(image.tensors) != set(tensors) or not is_finite(specs, data):
-            raise StoreCorrupt(f"the entry {entry.key.hex()[:16]} came with parts that cannot be; it is not used.")
-    return image
 
 
 def difference(found: EntryImage, expected: EntryImage, drop_below: float = 0.0) -> float:
@@ -111,31 +77,21 @@ def _both_kept(one: Tensor, other: Tensor, drop_below: float) -> tuple[Tensor, T
     return one[kept], other[kept]
 
 
-def _linear(tensors: Mapping[str, Tensor], prefix: str) -> LinearPart:
-    found = [tensors.get(f"{prefix}.{name}") for name in ("transition", "end_state", "tail", "heads")]
-    if found[1] is None or found[2] is None:
-        raise StoreCorrupt(f"an entry came without a part of {prefix}; it is not used.")
-    return LinearPart(found[0], found[1], found[2], found[3])
-
-
-def _attention(tensors: Mapping[str, Tensor], prefix: str) -> AttentionPart:
-    found = [tensors.get(f"{prefix}.{name}") for name in ("keys", "values")]
-    if found[0] is None or found[1] is None:
-        raise StoreCorrupt(f"an entry came without a part of {prefix}; it is not used.")
-    return AttentionPart(found[0], found[1])
-
-
-def checked(pending: Pending, message: Entry, data: Tensor, identity: Identity, layout: Layout) -> EntryImage:
-    """What came, if it is what was asked for and undamaged.
+def checked(
+    pending: Sequence[Pending | None], message: Parcel, data: Tensor, layout: Layout, form: StorageForm
+) -> Opened:
+    """What came, if it is what was asked for and undamaged; what is wanted no more (``None``) comes beside the rest.
 
     Raises:
         StoreCorrupt: it is not.
     """
-    if message.key != pending.key.hex():
-        raise StoreCorrupt("another entry came than was asked for; it is not used.")
-    if digest(data) != message.digest or not math.isfinite(message.expires_s or 0.0):
-        raise StoreCorrupt(f"the entry {message.key[:16]} came damaged; it is not used.")
-    return incoming(read(message.tensors), data, pending.entry, identity, layout)
+    for one, entry in zip(pending, message.entries, strict=True):
+        if one is not None and (entry.key, entry.num_tokens) != (one.key.hex(), one.entry.num_cached):
+            raise StoreCorrupt("another entry came than was asked for; it is not used.")
+        if not math.isfinite(entry.expires_s or 0.0):
+            raise StoreCorrupt(f"the entry {entry.key[:16]} came damaged; it is not used.")
+    content = Content(tuple(entry.num_tokens for entry in message.entries), message.num_kept)
+    return check(layout, form, content, data, message.digest)
 
 
 def same_within(dtype: torch.dtype) -> float:
@@ -151,9 +107,9 @@ def largest_bytes(engine: Engine) -> int:
 
 
 def margin_bytes(layout: Layout) -> int:
-    """By so much is an entry larger on its way than in the pool, at most: each part of it is aligned."""
+    """By so much is an entry larger on its way than in the pool, at most: each part is aligned, heads have numbers."""
     parts = 4 * len(layout.linear) + 2 * len(layout.attention)
-    return ALIGNMENT * (parts + 1)
+    return most_bytes(4 * sum(shape.num_heads for shape in layout.linear), parts)
 
 
 def note(job: Encode, pending: Pending, message: Entry) -> None:

@@ -27,19 +27,21 @@ from hypic.engine.engine import Engine
 from hypic.engine.own_work import OwnWork
 from hypic.engine.parallel.caller import Caller, Self
 from hypic.engine.parallel.cost import Pace
-from hypic.engine.parallel.messages import Beat, Entry, Hello, Holdings, Ready, Refused
+from hypic.engine.parallel.messages import Beat, Entry, Hello, Holdings, Parcel, Ready, Refused
 from hypic.engine.parallel.room import Room
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.view import State
 from hypic.engine.parallel.wants import Patience, Pending
+from hypic.engine.parcel import Opened, image
 from hypic.engine.payload import Canary, checked, largest_bytes
 from hypic.engine.placing import Placing
 from hypic.engine.pool import Pool
-from hypic.engine.store.image import EntryImage
 from hypic.engine.trust import CANARY, CANARY_S, Trust
 from hypic.errors import StoreCorrupt
 
 logger = logging.getLogger("hypic")
+# An entry that came and is awaited, with its place in its parcel.
+Found = tuple[int, Pending, Entry]
 MOST_ATTEMPTS, TICK_S = 2, 0.05
 # What comes takes memory beside the pool until it is written, which is between two steps: this share of the pool's, or
 # of what a GPU has free if that is more, so that what a peer's step makes need not wait for the end of a step here; and
@@ -68,7 +70,7 @@ class Peers:
     ) -> None:
         self.me, self.pace, self.patience, self._post, self._report = me, pace, patience, post, report
         self._identity, self._layout = engine.runner.identity, engine.runner.pool.layout
-        self._largest_bytes = largest_bytes(engine)
+        self._largest_bytes, self._form = largest_bytes(engine), engine.runner.pool.form
         self.room = Room(room_of(engine.runner.pool) if room_bytes is None else room_bytes)
         self._asking = Asking(me, self, self.room, self._layout)
         self.view, self.wants, self.counts = self._asking.view, self._asking.wants, self._asking.counts
@@ -192,51 +194,69 @@ class Peers:
                 known.carrier = carrier
             self.view.becomes(peer, "connected", only_from="met")
 
-    def expects(self, peer: tuple[int, int], entry: Entry) -> bool:
-        is_possible = entry.generation == peer[1] and entry.num_bytes <= self._largest_bytes
-        return is_possible and self._asking.may_come(peer, entry)
+    def expects(self, peer: tuple[int, int], parcel: Parcel) -> bool:
+        is_possible = all(entry.generation == peer[1] for entry in parcel.entries)
+        return is_possible and self._asking.may_come(peer, parcel, self._largest_bytes)
 
     def is_ready(self, peer: tuple[int, int], message: Ready) -> None:
         if message.generation == peer[1]:
             self._asking.is_ready(peer, message)
 
-    def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None:
-        self.counts.came_bytes += entry.num_bytes
+    def parcel_came(self, peer: tuple[int, int], parcel: Parcel, data: Tensor, seconds: float) -> None:
+        self.counts.came_bytes += parcel.num_bytes
         self.counts.carry_s += seconds
-        pending, began_s, worked_s = self.wants.find(entry.nonce, peer), time.monotonic(), time.thread_time()
-        if pending is None:
-            self.counts.late += 1
+        pending = [self.wants.find(entry.nonce, peer) for entry in parcel.entries]
+        began_s, worked_s = time.monotonic(), time.thread_time()
+        found = [(n, p, e) for n, (p, e) in enumerate(zip(pending, parcel.entries, strict=True)) if p is not None]
+        self.counts.late += len(pending) - len(found)
+        if not found:
             return
         try:
-            image = checked(pending, entry, data, self._identity, self._layout)
+            content = checked(pending, parcel, data, self._layout, self._form)
         except StoreCorrupt as error:
-            if self.wants.take(entry.nonce) is not None:
+            lost = [one for _, one, _ in found if self.wants.take(one.nonce) is not None]
+            if lost:
                 self._becomes(peer, "connected")  # the next thing that it is asked is the canary again
-                self._fall_back([pending], str(error))
+                self._fall_back(lost, str(error))
             return
-        with self._lock:  # the next one is not received before this one was checked
+        self._measure(peer, parcel, found, seconds + time.monotonic() - began_s)
+        self._arrivals.handled(len(pending), time.thread_time() - worked_s, parcel.pack_s)
+        self._sort(peer, found, content, data)
+
+    def _measure(self, peer: tuple[int, int], parcel: Parcel, found: Sequence[Found], seconds: float) -> None:
+        """What an entry takes on its way: the next ones are not received before these were checked."""
+        count = len(parcel.entries)
+        each_bytes = parcel.num_bytes // count
+        with self._lock:
             now = time.monotonic()
-            self.view.carried(*peer, entry.num_bytes, seconds + now - began_s)
-            if pending.attempt != CANARY:  # while it is still awaited: nobody takes back what its step has made
-                made_s = min(pending.asked_s + entry.encode_s, now)
-                self.view.followed(pending, entry.num_bytes, made_s, now)
-        self._arrivals.checking.took(time.thread_time() - worked_s)
-        if self.wants.take(entry.nonce) is None:
-            self.counts.late += 1
-        elif pending.attempt == CANARY:
-            apart = self._trust.apart(image)
+            self.view.carried(*peer, each_bytes, seconds / count)
+            for _, pending, entry in found:
+                if pending.attempt != CANARY:  # while it is still awaited: nobody takes back what its step has made
+                    made_s = min(pending.asked_s + entry.encode_s, now)
+                    self.view.followed(pending, each_bytes, made_s, now, count)
+
+    def _sort(self, peer: tuple[int, int], found: Sequence[Found], content: Opened, data: Tensor) -> None:
+        """What came and is sound: a canary is compared, what is awaited goes to the engine."""
+        awaited, canaries = list[Found](), list[Found]()
+        for one in found:
+            if self.wants.take(one[1].nonce) is None:
+                self.counts.late += 1
+            else:
+                (canaries if one[1].attempt == CANARY else awaited).append(one)
+        for number, pending, _ in canaries:
+            apart = self._trust.apart(image(content, number, pending.entry, self._identity, self._layout))
             with self._lock:
                 self._trust.settle(peer, apart)
-            self._asking.end([entry.nonce])
-        else:
-            self._accept(pending, entry, image, data)
+            self._asking.end([pending.nonce])
+        if awaited:
+            self._accept(peer, awaited, content, data)
 
-    def _accept(self, pending: Pending, entry: Entry, image: EntryImage, data: Tensor) -> None:
+    def _accept(self, peer: tuple[int, int], found: Sequence[Found], content: Opened, data: Tensor) -> None:
         now = time.monotonic()
-        taken_s = now - pending.asked_s
         with self._lock:
-            self.view.came(*pending.peer, pending.predicted_s, taken_s, now)
-        self._arrivals.add(Arrived(pending, entry, image, Made.here(data)))
+            for _, pending, _ in found:
+                self.view.came(*peer, pending.predicted_s, now - pending.asked_s, now)
+        self._arrivals.add(Arrived(tuple(found), content, Made.here(data)))
         self._post(self._arrivals.write)
 
     def _becomes(self, peer: tuple[int, int], state: State) -> None:

@@ -37,8 +37,8 @@ class Placing:
 
     @property
     def send_s(self) -> float:
-        """What an entry takes of the time of the engine that made it, as far as it can be told from here."""
-        return self._arrivals.check_s
+        """What an entry takes of the time of the engine that made it."""
+        return self._arrivals.send_s
 
     def offer(self, jobs: Sequence[Encode]) -> None:
         """Give away what others have sooner; the rest stays where it is."""

@@ -10,89 +10,34 @@ Pages are reference counted, since a snapshot shares them with the segments it c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hypic.engine.affine import Affine, identity
+from hypic.engine.layout import AttentionShape as AttentionShape
+from hypic.engine.layout import Layout as Layout
+from hypic.engine.layout import LinearShape as LinearShape
+from hypic.engine.layout import TransitionKind as TransitionKind
 from hypic.engine.segment import Slots
 from hypic.engine.sizing import TYPICAL_SEGMENT_TOKENS, Need, split
 from hypic.engine.slot_table import SlotTable
+from hypic.engine.stacks import Stack, by_layer, stacked
 from hypic.engine.storage import StorageForm
 
-TransitionKind = Literal["head", "diagonal", "dense"]
-
 
 @dataclass(frozen=True)
-class LinearShape:
-    """One linear-attention layer: its state is ``[H, K, V]``, its tail ``[conv_width - 1, conv_channels]``."""
+class Stacks:
+    """All memory of a pool, layers of one shape in one tensor: what is read or written in all of them at once."""
 
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    transition: TransitionKind
-    conv_channels: int = 0
-    conv_width: int = 1
-
-    @property
-    def transition_shape(self) -> tuple[int, ...]:
-        kinds = {"head": (), "diagonal": (self.key_dim,), "dense": (self.key_dim, self.key_dim)}
-        return (self.num_heads, *kinds[self.transition])
-
-    @property
-    def tail_shape(self) -> tuple[int, int]:
-        return (self.conv_width - 1, self.conv_channels)
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """One full-attention layer: ``K [n, num_kv_heads, key_dim]``, ``V [n, num_kv_heads, value_dim]``."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a model keeps: shapes of its linear and full-attention layers, in order of depth. Sums over layers are asked
-    for with every segment, and made once."""
-
-    linear: tuple[LinearShape, ...]
-    attention: tuple[AttentionShape, ...]
-    dtype: torch.dtype
-    state_dtype: torch.dtype
-
-    @cached_property
-    def conv_width(self) -> int:
-        return max((shape.conv_width for shape in self.linear), default=1)
-
-    @cached_property
-    def key_dim(self) -> int:
-        """The widest key of the linear layers' heads."""
-        return max((shape.key_dim for shape in self.linear), default=64)
-
-    @cached_property
-    def token_bytes(self) -> int:
-        """K and V of one token in all layers."""
-        return sum(a.num_kv_heads * (a.key_dim + a.value_dim) for a in self.attention) * self.dtype.itemsize
-
-    @cached_property
-    def state_bytes(self) -> int:
-        """One state slot: states and convolution tails of all layers."""
-        states = sum(s.num_heads * s.key_dim * s.value_dim for s in self.linear) * self.state_dtype.itemsize
-        return states + sum(math.prod(s.tail_shape) for s in self.linear) * self.dtype.itemsize
-
-    @cached_property
-    def transition_bytes(self) -> int:
-        """One transition slot: transitions of all layers."""
-        return sum(math.prod(s.transition_shape) for s in self.linear) * self.state_dtype.itemsize
+    states: tuple[Stack, ...]
+    tails: tuple[Stack, ...]
+    transitions: tuple[Stack, ...]
+    keys: tuple[Stack, ...]
+    values: tuple[Stack, ...]
 
 
 class Pool:
@@ -132,18 +77,27 @@ class Pool:
         return need.pages, need.states, need.transitions
 
     def _allocate(self) -> None:
-        layout, tokens = self.layout, (self.num_pages + 1) * self.page_size
-        self.keys = [self._empty((tokens, a.num_kv_heads, a.key_dim), layout.dtype) for a in layout.attention]
-        self.values = [self._empty((tokens, a.num_kv_heads, a.value_dim), layout.dtype) for a in layout.attention]
-        slots = self.spare_state + 1
-        state_shapes = [(slots, s.num_heads, s.key_dim, s.value_dim) for s in layout.linear]
-        self.states = [self._empty(shape, layout.state_dtype) for shape in state_shapes]
-        self.tails = [self._empty((slots, *s.tail_shape), layout.dtype) for s in layout.linear]
-        shapes = [(self.num_transitions, *s.transition_shape) for s in layout.linear]
-        self.transitions = [self._empty(shape, layout.state_dtype) for shape in shapes]
+        self.stacks = self._stacks()
+        self.keys, self.values = by_layer(self.stacks.keys), by_layer(self.stacks.values)
+        self.states, self.tails = by_layer(self.stacks.states), by_layer(self.stacks.tails)
+        self.transitions = by_layer(self.stacks.transitions)
         self._is_final = torch.zeros(self.num_transitions, dtype=torch.bool, device=self.device)
         for tensor in (*self.states, *self.tails):
             tensor[0].zero_()
+
+    def _stacks(self) -> Stacks:
+        layout, tokens, slots = self.layout, (self.num_pages + 1) * self.page_size, self.spare_state + 1
+
+        def stack(shapes: Sequence[tuple[int, ...]], count: int, dtype: torch.dtype) -> tuple[Stack, ...]:
+            return stacked(shapes, count, dtype, self._empty)
+
+        return Stacks(
+            states=stack(layout.state_shapes, slots, layout.state_dtype),
+            tails=stack(layout.tail_shapes, slots, layout.dtype),
+            transitions=stack(layout.transition_shapes, self.num_transitions, layout.state_dtype),
+            keys=stack(layout.key_shapes, tokens, layout.dtype),
+            values=stack(layout.value_shapes, tokens, layout.dtype),
+        )
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)

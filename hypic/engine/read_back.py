@@ -14,27 +14,29 @@ from torch import Tensor
 
 class Landing:
     """Where reads arrive, in turn: pinned memory and events, which take longer to make than to use. What a read gave
-    is overwritten ``NUM_READS`` reads later."""
+    is overwritten ``NUM_READS`` reads later. Who waits for a read keeps a processor busy, since that is told sooner,
+    unless ``sleeps``."""
 
     NUM_READS = 2
 
-    def __init__(self) -> None:
+    def __init__(self, sleeps: bool = False) -> None:
+        self._sleeps = sleeps
         self._places: list[tuple[Tensor, torch.cuda.Event]] = []
 
     def next(self, num_bytes: int) -> tuple[Tensor, torch.cuda.Event]:
         """Memory of the host, ``[num_bytes]``, and an event."""
         if len(self._places) < self.NUM_READS:
-            self._places.insert(0, _place(num_bytes))  # before those that are in use
+            self._places.insert(0, _place(num_bytes, self._sleeps))  # before those that are in use
         host, arrived = self._places.pop(0)
         if len(host) < num_bytes:
-            host, arrived = _place(num_bytes)
+            host, arrived = _place(num_bytes, self._sleeps)
         self._places.append((host, arrived))
         return host[:num_bytes], arrived
 
 
-def _place(num_bytes: int) -> tuple[Tensor, torch.cuda.Event]:
+def _place(num_bytes: int, sleeps: bool) -> tuple[Tensor, torch.cuda.Event]:
     host = torch.empty(2 * num_bytes, dtype=torch.uint8, pin_memory=True)
-    return host, torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return host, torch.cuda.Event(blocking=sleeps)  # type: ignore[no-untyped-call]
 
 
 class ReadBack:

@@ -255,7 +255,7 @@ def test_a_recorded_step_has_chosen_the_likeliest_tokens_itself(
 
 def test_places_are_taken_in_turn_from_the_first_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        read_back, "_place", lambda num_bytes: (torch.empty(2 * num_bytes, dtype=torch.uint8), object())
+        read_back, "_place", lambda num_bytes, sleeps: (torch.empty(2 * num_bytes, dtype=torch.uint8), object())
     )
     landing = Landing()
     taken = [landing.next(num_bytes) for num_bytes in (8, 8, 16, 8, 99, 8)]

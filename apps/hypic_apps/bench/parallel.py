@@ -12,7 +12,7 @@ import queue
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,40 @@ class Cold:
     num_again: int
     num_taken_back: int
     combine_s: float
+    handling: Handling
+
+
+@dataclass(frozen=True)
+class Handling:
+    """What entries that came in parcels have taken: seconds of their senders' processors to pack them, of this one's to
+    check them, and of this engine's thread to write them."""
+
+    entries: int = 0
+    parcels: int = 0
+    pack_s: float = 0.0
+    check_s: float = 0.0
+    write_s: float = 0.0
+
+    @classmethod
+    def between(cls, before: Counts, after: Counts) -> Handling:
+        return cls(
+            after.handled - before.handled,
+            after.parcels - before.parcels,
+            after.pack_s - before.pack_s,
+            after.check_s - before.check_s,
+            after.write_s - before.write_s,
+        )
+
+    def and_of(self, other: Handling) -> Handling:
+        return Handling(*(getattr(self, part.name) + getattr(other, part.name) for part in fields(self)))
+
+    @property
+    def record(self) -> dict[str, float | None]:
+        """Milliseconds an entry."""
+        count, parcels = self.entries, self.parcels
+        spent = {"pack_ms": self.pack_s, "check_ms": self.check_s, "write_ms": self.write_s}
+        each = {name: 1e3 * seconds / count if count else None for name, seconds in spent.items()}
+        return {**each, "entries_a_parcel": count / parcels if parcels else None}
 
 
 @dataclass
@@ -139,6 +173,7 @@ class Rig:
             num_again=after.fell_back - before.fell_back,
             num_taken_back=after.taken_back - before.taken_back,
             combine_s=combine_s,
+            handling=Handling.between(before, after),
         )
 
     def _last_encoded_s(self) -> float:

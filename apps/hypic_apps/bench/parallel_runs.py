@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from hypic.engine.parallel.simulate import lengths
-from hypic_apps.bench.parallel import Cold, Rig
+from hypic_apps.bench.parallel import Cold, Handling, Rig
 from hypic_apps.bench.records import percentile
 
 SIGMA = 0.8
@@ -67,8 +68,13 @@ def _record(num_workers: int, shape: tuple[int, int], found: Sequence[Cold]) -> 
         "entries_sent": percentile([c.num_came for c in found], 50),
         "encoded_again": sum(c.num_again for c in found),
         "taken_back": sum(c.num_taken_back for c in found),
+        "handling": total([c.handling for c in found]).record,
         "link_gb_per_s": came_bytes / carry_s / 1e9 if carry_s else None,
     }
+
+
+def total(found: Iterable[Handling]) -> Handling:
+    return reduce(Handling.and_of, found, Handling())
 
 
 def uneven(
@@ -110,6 +116,7 @@ def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: 
     """Entries that lie on other workers: what the links carry when nothing has to be encoded."""
     told(f"{num_workers} workers, {shape[0]} x {shape[1]:,} fetched")
     spent, rates, nums, each = list[float](), list[float](), list[int](), list[float]()
+    handled = list[Handling]()
     for run in range(runs):
         documents = rig.documents([shape[1]] * shape[0], 500 + run)
         rig.use(num_workers, "elsewhere")  # both times the same segments of the same worker
@@ -119,6 +126,7 @@ def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: 
         spent.append(rig.ask(documents).ttft_s)
         after = rig.counts
         nums.append(after.fetched - before.fetched)
+        handled.append(Handling.between(before, after))
         taken_s = max(after.last_came_s - began_s, 1e-9)
         rates.append((after.came_bytes - before.came_bytes) / taken_s / 1e9)
         each.append(taken_s / max(nums[-1], 1))
@@ -129,6 +137,7 @@ def fetch(rig: Rig, num_workers: int, shape: tuple[int, int], runs: int, clock: 
         **{"workers": num_workers, "segments": shape[0], "segment_tokens": shape[1], "runs": len(spent)},
         **{"entries_fetched": percentile(nums, 50), "ttft_ms_p50": _ms(spent), "gb_per_s": percentile(rates, 50)},
         "entry_ms": _ms(each),
+        "handling": total(handled).record,
     }
 
 

@@ -12,7 +12,7 @@ Result = dict[str, Any]
 
 def text(result: Result) -> str:
     """The tables."""
-    parts = [part for run in result["runs"] for part in (_checks(run), _even(run), _uneven(run), _fetched(run))]
+    parts = [make(run) for run in result["runs"] for make in (_checks, _even, _uneven, _fetched, _handled)]
     return "\n\n".join(part for part in (*parts, _fleets(result)) if part)
 
 
@@ -51,6 +51,20 @@ def _fetched(run: Result) -> str:
             number(r["ttft_ms_p50"]), number(r["entry_ms"]), number(r["gb_per_s"]),
         )
         for r in run["fetched"]
+    ]  # fmt: skip
+    return table(heads, rows) if rows else ""
+
+
+def _handled(run: Result) -> str:
+    """What an entry that came has taken of the processors at both ends, beside its way."""
+    heads = ("an entry that came", "workers", "packed ms", "checked ms", "written ms", "entries a parcel")
+    kinds = (("", run["even"]), (" fetched", run["fetched"]))
+    rows = [
+        (
+            f"{r['segments']} x {r['segment_tokens']:,}{what}", str(r["workers"]),
+            *(number(r["handling"][name]) for name in ("pack_ms", "check_ms", "write_ms", "entries_a_parcel")),
+        )
+        for what, found in kinds for r in found if r.get("handling", {}).get("entries_a_parcel")
     ]  # fmt: skip
     return table(heads, rows) if rows else ""
 

@@ -19,14 +19,14 @@ from torch import Tensor
 from hypic.engine.parallel import wire as wires
 from hypic.engine.parallel.device_memory import DeviceMemoryTransport
 from hypic.engine.parallel.group import Meeting, is_available
-from hypic.engine.parallel.messages import Entry, Greet, Greeted, Hello, Message, Ready, Refused
+from hypic.engine.parallel.messages import Greet, Greeted, Hello, Message, Parcel, Ready, Refused
 from hypic.engine.parallel.streams import side_stream
 from hypic.engine.parallel.transport import SocketTransport, Transport, choose
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
 
 logger = logging.getLogger("hypic")
-# An entry that is announced as larger than this is a lie.
+# What is announced as larger than this is a lie.
 LARGEST_BYTES = 2**40
 
 
@@ -47,10 +47,10 @@ class Self:
 class Events(Protocol):
     """What the owner is told, on the connection's threads; ``peer`` is rank and generation."""
 
-    def expects(self, peer: tuple[int, int], entry: Entry) -> bool:
-        """Whether an announced entry may come now, and be as large as it says."""
+    def expects(self, peer: tuple[int, int], parcel: Parcel) -> bool:
+        """Whether announced entries may come now, and be as large as they say."""
 
-    def entry_came(self, peer: tuple[int, int], entry: Entry, data: Tensor, seconds: float) -> None: ...
+    def parcel_came(self, peer: tuple[int, int], parcel: Parcel, data: Tensor, seconds: float) -> None: ...
 
     def refused(self, peer: tuple[int, int], message: Refused) -> None: ...
 
@@ -145,14 +145,15 @@ class Caller:
             self._events.refused(self.peer, message)
         elif isinstance(message, Ready):
             self._events.is_ready(self.peer, message)
-        elif isinstance(message, Entry):
-            if not 0 <= message.num_bytes <= LARGEST_BYTES or not self._events.expects(self.peer, message):
+        elif isinstance(message, Parcel):
+            is_possible = message.entries and 0 <= message.num_bytes <= LARGEST_BYTES
+            if not is_possible or not self._events.expects(self.peer, message):
                 raise WorkerLost(
-                    f"worker {self.hello.rank} announced an entry of {message.num_bytes} bytes, which is too large or "
-                    "was not called yet; it is given up."
+                    f"worker {self.hello.rank} announced {len(message.entries)} entries of {message.num_bytes} bytes, "
+                    "which are too large or were not called yet; it is given up."
                 )
             started = time.monotonic()
             data = self._transport.receive(wire, message, self.me.device)
-            self._events.entry_came(self.peer, message, data, time.monotonic() - started)
+            self._events.parcel_came(self.peer, message, data, time.monotonic() - started)
         else:
             raise WorkerLost(f"worker {self.hello.rank} sent {type(message).__name__}, which no peer sends.")

@@ -8,7 +8,7 @@ from functools import cache, partial
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from hypic.engine.parallel.messages import BY_NAME, Message, Want
+from hypic.engine.parallel.messages import BY_NAME, Entry, Message, Want
 from hypic.errors import WorkerLost
 
 LONGEST_BYTES = 2**26
@@ -66,7 +66,7 @@ def _reader(hint: Any) -> Reader:
     if kind in (Union, UnionType):
         some = _reader(next(a for a in arguments if a is not type(None)))
         return lambda value: None if value is None else some(value)
-    return partial(_made, Want) if hint is Want else partial(_plain, hint)
+    return partial(_made, hint) if hint in (Want, Entry) else partial(_plain, hint)
 
 
 def _plain(hint: type[Any], value: Any) -> Any:

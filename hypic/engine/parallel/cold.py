@@ -1,9 +1,9 @@
 """One cold request played step by step, with costs that are believed and costs that are true: what a wrong plan takes.
 
-Workers run steps of ``batch_tokens``, what a step makes leaves when it ends, one entry after the other, and between its
-steps the combiner does what it does in earnest (``stealing.py``): when it is idle it takes back what a peer cannot have
-begun by what has come of it, and when a peer is idle, it plans anew what waits. A step that runs is not ended: what
-changes hands and was begun all the same is made twice. No model runs.
+Workers run steps of ``batch_tokens``, what a step makes leaves when it ends, one parcel after the other, of which word
+goes ahead, and between its steps the combiner does what it does in earnest (``stealing.py``): when it is idle it takes
+back what a peer cannot have begun by what has come of it, and when a peer is idle, it plans anew what waits. A step
+that runs is not ended: what changes hands and was begun all the same is made twice. No model runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hypic.engine.parallel.assign import PLANNERS, Job, Member, Planner, alike
-from hypic.engine.parallel.cost import NO_LINK
+from hypic.engine.parallel.cost import NO_LINK, PARCEL_BYTES
 from hypic.engine.parallel.progress import Progress, num_begun
 from hypic.engine.parallel.stealing import num_to_take, owed
 
@@ -46,13 +46,24 @@ class _Worker:
 
     def finish(self, now: float) -> list[tuple[float, Job]]:
         """What was made in the step that ends now, and when it is at the combiner."""
-        found = []
-        for job in self.running:
-            self.link_s = max(now, self.link_s) + self.truth.link.seconds(job.num_bytes)
-            self.owes_s += self.truth.send_s
-            found.append((self.link_s, job))
+        found = list[tuple[float, Job]]()
+        for parcel in _parcels(self.running):
+            self.link_s = max(now, self.link_s) + sum(self.truth.link.seconds(job.num_bytes) for job in parcel)
+            found += [(self.link_s, job) for job in parcel]
+        self.owes_s += self.truth.send_s * len(self.running)
         self.running = []
         return found
+
+
+def _parcels(jobs: Sequence[Job]) -> list[list[Job]]:
+    """What of a step travels together (``sending.py``)."""
+    found = list[list[Job]]()
+    for job in jobs:
+        if found and sum(one.num_bytes for one in found[-1]) + job.num_bytes <= PARCEL_BYTES:
+            found[-1].append(job)
+        else:
+            found.append([job])
+    return found
 
 
 @dataclass
@@ -96,7 +107,10 @@ class Cold:
         heapq.heappush(self._events, (when_s, number, -1 if job is None else job.number, job))
 
     def _ends(self, number: int, now: float) -> None:
-        for arrival_s, job in self.workers[number].finish(now):
+        worker = self.workers[number]
+        for job in worker.running[:1]:  # word of it comes before it does
+            worker.progress.made(job.number, now, worker.member.encode.batch_tokens)
+        for arrival_s, job in worker.finish(now):
             self._put(arrival_s, number, job)
 
     def _comes(self, number: int, job: Job, now: float) -> None:

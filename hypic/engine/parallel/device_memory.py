@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hypic.engine.parallel.messages import Entry, Handle
+from hypic.engine.parallel.messages import Handle, Parcel
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
 
@@ -21,12 +21,11 @@ class DeviceMemoryTransport:
 
     name = "ipc"
 
-    def send(self, wire: Wire, entry: Entry, data: Tensor) -> None:
+    def send(self, wire: Wire, parcel: Parcel, data: Tensor) -> None:
         torch.cuda.current_stream(data.device).synchronize()
-        wire.send(entry)
-        wire.send(handle_of(data))
+        wire.send_together([parcel, handle_of(data)])
 
-    def receive(self, wire: Wire, entry: Entry, device: torch.device) -> Tensor:
+    def receive(self, wire: Wire, parcel: Parcel, device: torch.device) -> Tensor:
         message = wire.receive()
         if not isinstance(message, Handle):
             raise WorkerLost(f"a worker sent {type(message).__name__} where a handle belongs; it is given up.")
@@ -34,7 +33,7 @@ class DeviceMemoryTransport:
             shared = opened(message, device)
         except RuntimeError as error:
             raise WorkerLost(f"a worker's memory cannot be read ({str(error)[:120]}).") from error
-        copied = shared[: entry.num_bytes].clone()
+        copied = shared[: parcel.num_bytes].clone()
         torch.cuda.current_stream(device).synchronize()
         return copied
 

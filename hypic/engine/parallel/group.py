@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from hypic.engine.parallel.messages import Entry
+from hypic.engine.parallel.messages import Parcel
 from hypic.engine.parallel.streams import Moment, side_stream
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
@@ -101,6 +101,7 @@ class Meeting:
         os.environ["TORCH_NCCL_ENABLE_MONITORING"] = "0"
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=LONGEST_S)
+        options.is_high_priority_stream = True  # as the streams that wait for it
         with side_stream(device):
             group = dist.ProcessGroupNCCL(self._store, self._rank, 2, options)
             self._probe(group, device)
@@ -124,16 +125,16 @@ class GroupTransport:
     def __init__(self, name: str, group: Any, peer: int, device: torch.device) -> None:
         self.name, self._group, self._peer, self._device = name, group, peer, device
 
-    def send(self, wire: Wire, entry: Entry, data: Tensor) -> None:
-        wire.send(entry)
+    def send(self, wire: Wire, parcel: Parcel, data: Tensor) -> None:
+        wire.send(parcel)
         try:
             self._group.send([data], self._peer, 0).wait()
             _finish(data.device, LONGEST_S, self._group)
         except RuntimeError as error:
             raise WorkerLost(f"an entry could not be sent over {self.name} ({str(error)[:120]}).") from error
 
-    def receive(self, wire: Wire, entry: Entry, device: torch.device) -> Tensor:
-        buffer = torch.empty(entry.num_bytes, dtype=torch.uint8, device=self._device)
+    def receive(self, wire: Wire, parcel: Parcel, device: torch.device) -> Tensor:
+        buffer = torch.empty(parcel.num_bytes, dtype=torch.uint8, device=self._device)
         try:
             self._group.recv([buffer], self._peer, 0).wait()
             _finish(self._device, LONGEST_S, self._group)

@@ -1,68 +1,31 @@
-"""Where peers come to ask for entries: one listening socket, and two threads for each connection.
+"""Where peers come to ask for entries: one listening socket, and three threads for each connection.
 
-What is asked goes to ``Serving``; what it answers is queued and sent in order, but for entries for which the peer has
-no room yet (``gate.py``). When a connection ends, all that was asked on it is cancelled.
+What is asked goes to ``Serving``; what it answers is sent (``sending.py``), but for entries for which the peer has no
+room yet (``gate.py``). When a connection ends, all that was asked on it is cancelled.
 """
 
 from __future__ import annotations
 
 import logging
-import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
-
-from torch import Tensor
 
 from hypic.engine.parallel import wire as wires
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.device_memory import DeviceMemoryTransport
 from hypic.engine.parallel.gate import Gate
 from hypic.engine.parallel.group import Meeting, is_available
-from hypic.engine.parallel.messages import Cancel, Entry, Go, Greet, Greeted, Ready, Refused, Want, Wants
-from hypic.engine.parallel.packing import Spec, digest, written
-from hypic.engine.parallel.streams import side_stream
+from hypic.engine.parallel.messages import Cancel, Go, Greet, Greeted, Ready, Want, Wants
+from hypic.engine.parallel.sending import Answer, Sending
 from hypic.engine.parallel.transport import SocketTransport, Transport
 from hypic.engine.parallel.wire import Wire
 from hypic.errors import WorkerLost
 
 logger = logging.getLogger("hypic")
-
-
-class Lease(Protocol):
-    """An entry that lies where it is until it was sent."""
-
-    def packed(self) -> tuple[tuple[Spec, ...], Tensor]:
-        """Its tensors, copied in the current stream: what they are, and ``[n]`` of uint8."""
-
-    def end(self) -> None:
-        """It is not needed any more, and nothing reads it; more calls do nothing. From any thread."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What comes of a ``Want``: an entry, which is packed and summed up when it is sent; a refusal; or word of an entry
-    that waits for room."""
-
-    message: Entry | Refused | Ready
-    lease: Lease | None = None
-
-    def drop(self) -> None:
-        """Nobody waits for it."""
-        if self.lease is not None:
-            self.lease.end()
-
-    def entry(self) -> tuple[Entry, Tensor]:
-        """The whole message and its bytes, in the current stream; the entry is free when this returns."""
-        assert self.lease is not None and isinstance(self.message, Entry), "only an entry is packed"
-        try:
-            specs, data = self.lease.packed()
-            return replace(self.message, tensors=written(specs), num_bytes=len(data), digest=digest(data)), data
-        finally:
-            self.lease.end()
 
 
 @dataclass(frozen=True)
@@ -140,15 +103,13 @@ class _Session:
     wire: Wire
     serving: Serving
     me: Self
-    outbox: queue.SimpleQueue[Answer | None] = field(default_factory=queue.SimpleQueue)
-    transport: Transport = field(default_factory=SocketTransport)
     open: set[int] = field(default_factory=set)
     gate: Gate[Answer] = field(default_factory=Gate)
+    sending: Sending | None = None
     is_over: bool = False
 
     def run(self) -> None:
-        self.transport = self._greeted()
-        threading.Thread(target=self._send, name=f"hypic-send-{self.number}", daemon=True).start()
+        self.sending = Sending(str(self.number), self.wire, self._greeted(), self.me.device)
         while True:
             message = self.wire.receive()
             if isinstance(message, Wants):
@@ -164,7 +125,8 @@ class _Session:
     def close(self) -> None:
         self.is_over = True
         self.wire.close()
-        self.transport.close()
+        if self.sending is not None:
+            self.sending.transport.close()
         for nonce in list(self.open):
             self._cancel(nonce)
         self._empty()
@@ -200,7 +162,8 @@ class _Session:
         return Asked((self.number, want.nonce), want, reply)
 
     def _put(self, answer: Answer) -> None:
-        self.outbox.put(answer)
+        assert self.sending is not None, "what was asked came after the greeting"
+        self.sending.put(answer)
         if self.is_over:
             self._empty()
 
@@ -208,12 +171,8 @@ class _Session:
         """Nothing is sent any more; whoever sends is woken."""
         for held in self.gate.open_all():
             held.drop()
-        with suppress(queue.Empty):
-            while True:
-                answer = self.outbox.get_nowait()
-                if answer is not None:
-                    answer.drop()
-        self.outbox.put(None)
+        if self.sending is not None:
+            self.sending.end()
 
     def _greeted(self) -> Transport:
         greet, me = self.wire.receive(), self.me
@@ -229,22 +188,6 @@ class _Session:
         if meeting is not None:
             return meeting.join(name, me.device)
         return DeviceMemoryTransport() if name == "ipc" else SocketTransport()
-
-    def _send(self) -> None:
-        with side_stream(self.me.device):
-            try:
-                while (answer := self.outbox.get()) is not None:
-                    self._send_one(answer)
-            except WorkerLost as error:
-                logger.info("a peer cannot be served: %s", error)
-            finally:
-                self.wire.close()
-
-    def _send_one(self, answer: Answer) -> None:
-        if answer.lease is None:
-            self.wire.send(answer.message)
-        else:
-            self.transport.send(self.wire, *answer.entry())
 
 
 def _can(name: str) -> bool:

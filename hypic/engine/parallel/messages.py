@@ -3,8 +3,9 @@
 Worker to front: ``Hello`` when it is ready, ``Beat`` several times a second, ``Piece`` of an answer it was asked for.
 Front to worker: ``Roster`` (who else there is), ``Holdings`` (who holds what), ``Ask``, ``Abort``, ``Stop``.
 Worker to worker, over connections of their own: ``Greet`` and ``Greeted``, then ``Wants``, ``Go`` and ``Cancel`` one
-way and ``Ready``, ``Entry`` (with its bytes behind it) or ``Refused`` the other. Every message that starts or ends work
-carries the generation of the process it is meant for or comes from; a nonce names one request for one entry, once.
+way and ``Ready``, ``Parcel`` (of one ``Entry`` or several, with their bytes behind it) or ``Refused`` the other. Every
+message that starts or ends work carries the generation of the process it is meant for or comes from; a nonce names one
+request for one entry, once.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class Wants:
 
 @dataclass(frozen=True)
 class Ready:
-    """The entry of a ``Want`` that waits is there."""
+    """The entry of a ``Want`` is there: it waits for room, or comes with others, of which this is known sooner."""
 
     nonce: int
     generation: int
@@ -204,7 +205,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry; its bytes follow on the transport. ``tensors`` says what they are (``packing.written``).
+    """An entry of a ``Parcel``: what it answers, and how many tokens' K and V it has.
 
     ``expires_s`` is when whoever sends it stops using it, as ``time.time()`` tells it.
     """
@@ -212,12 +213,22 @@ class Entry:
     nonce: int
     generation: int
     key: str
-    tensors: str
-    num_bytes: int
-    digest: int
+    num_tokens: int
     encode_s: float
     was_held: bool
     expires_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Entries that travel together; their bytes follow on the transport, as ``engine/parcel.py`` lays them out.
+    ``num_kept`` says of which transitions are left; ``pack_s`` is what packing took of the sender's processor."""
+
+    entries: tuple[Entry, ...]
+    num_kept: tuple[int, ...]
+    num_bytes: int
+    digest: int
+    pack_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -245,9 +256,9 @@ class Handle:
 
 _KINDS = (
     *(Hello, Failed, Beat, Roster, Holdings, Ask, Abort, Piece, Forget, Forgot, Stop),
-    *(Greet, Greeted, Want, Wants, Ready, Go, Cancel, Entry, Refused, Handle),
+    *(Greet, Greeted, Want, Wants, Ready, Go, Cancel, Entry, Parcel, Refused, Handle),
 )
 Message = (
     Hello | Failed | Beat | Roster | Holdings | Ask | Abort | Piece | Stop | Greet | Greeted | Want | Cancel | Entry
-) | (Refused | Handle | Forget | Forgot | Wants | Ready | Go)
+) | (Refused | Handle | Forget | Forgot | Wants | Ready | Go | Parcel)
 BY_NAME: Mapping[str, type[Any]] = {kind.__name__: kind for kind in _KINDS}

@@ -8,7 +8,8 @@ something else could come.
 One of those that are called may always come, however large. What was called is written or given up soon (the engine
 writes between two steps, deadlines run, connections end), and nothing that is done with it waits for another: so
 nobody waits for ever. At most the budget is taken, or half of it and one entry if that is more. What was given up and
-comes all the same is not counted: one for each connection, let go at once.
+comes all the same is not counted: one parcel for each connection, let go at once, and what a parcel holds beside what
+is still awaited, until that is written.
 """
 
 from __future__ import annotations

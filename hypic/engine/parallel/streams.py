@@ -13,11 +13,14 @@ from torch import Tensor
 
 @contextmanager
 def side_stream(device: torch.device) -> Iterator[None]:
-    """The calling thread's own stream on a GPU; nothing on the CPU."""
+    """The calling thread's own stream on a GPU; nothing on the CPU.
+
+    What it launches is little and waited for, so it goes before the model's kernels that have not begun.
+    """
     if device.type != "cuda":
         yield
         return
-    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):  # type: ignore[no-untyped-call]
         yield
 
 

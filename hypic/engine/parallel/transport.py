@@ -1,4 +1,4 @@
-"""How an entry's bytes travel between two workers, once its ``Entry`` message has announced them.
+"""How entries' bytes travel between two workers, once its ``Parcel`` message has announced them.
 
 A *carrier* belongs to one connection between one pair of processes and goes with it: ``socket`` sends the bytes behind
 the message (always there, and what is left when another carrier breaks), ``gloo`` and ``nccl`` (``group.py``) hand them
@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hypic.engine.parallel.messages import Entry
+from hypic.engine.parallel.messages import Parcel
 from hypic.engine.parallel.wire import Wire
 
 NAMES = ("auto", "socket", "gloo", "nccl", "ipc")
@@ -26,15 +26,15 @@ class Transport(Protocol):
     @property
     def name(self) -> str: ...
 
-    def send(self, wire: Wire, entry: Entry, data: Tensor) -> None:
+    def send(self, wire: Wire, parcel: Parcel, data: Tensor) -> None:
         """The message and its bytes, ``[n]`` of uint8; they may be given up when this returns.
 
         Raises:
             WorkerLost: the other side is gone.
         """
 
-    def receive(self, wire: Wire, entry: Entry, device: torch.device) -> Tensor:
-        """The bytes that ``entry`` announced, ``[n]`` of uint8 on ``device``.
+    def receive(self, wire: Wire, parcel: Parcel, device: torch.device) -> Tensor:
+        """The bytes that ``parcel`` announced, ``[n]`` of uint8 on ``device``.
 
         Raises:
             WorkerLost: the other side is gone.
@@ -49,11 +49,11 @@ class SocketTransport:
 
     name = "socket"
 
-    def send(self, wire: Wire, entry: Entry, data: Tensor) -> None:
-        wire.send(entry, data.cpu())
+    def send(self, wire: Wire, parcel: Parcel, data: Tensor) -> None:
+        wire.send(parcel, data.cpu())
 
-    def receive(self, wire: Wire, entry: Entry, device: torch.device) -> Tensor:
-        return wire.receive_bytes(entry.num_bytes).to(device)
+    def receive(self, wire: Wire, parcel: Parcel, device: torch.device) -> Tensor:
+        return wire.receive_bytes(parcel.num_bytes).to(device)
 
     def close(self) -> None:
         return

@@ -170,15 +170,16 @@ class View:
         if peer is not None:
             peer.progress.made(pending.nonce, made_s, peer.encode.batch_tokens)
 
-    def followed(self, pending: Pending, num_bytes: int, made_s: float, now: float) -> None:
-        """An entry came that was made by ``made_s``: what it took since then, or since the one before it, is what an
-        entry costs on its way. One that waited for room here is no measure of it."""
+    def followed(self, pending: Pending, num_bytes: int, made_s: float, now: float, num_together: int = 1) -> None:
+        """An entry came, as one of ``num_together``, that was made by ``made_s``: what they took since then, or since
+        those before them, is what entries cost on their way. One that waited for room here is no measure of it."""
         peer = self.get(*pending.peer)
         if peer is None:
             return
         peer.progress.came(pending.nonce, made_s, peer.encode.batch_tokens)
         if not pending.is_made and not pending.is_fetch and peer.num_carried > 1:
-            seen = (now - max(peer.came_s, made_s)) / max(peer.link.seconds(num_bytes), 1e-6)
+            took_s = (now - max(peer.came_s, made_s)) / num_together
+            seen = took_s / max(peer.link.seconds(num_bytes), 1e-6)
             peer.slower += SLOWER_SHARE * (min(max(seen, 1.0), SLOWEST) - peer.slower)
 
     def carried(self, rank: int, generation: int, num_bytes: int, seconds: float) -> None:

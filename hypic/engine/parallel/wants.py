@@ -127,7 +127,9 @@ class Wants:
 class Counts:
     """What went over to others and what came of it; ``carry_s`` are seconds that bytes were on their way, ``plan_s``
     those that planning took, ``last_came_s`` is when the last entry had come, by the monotonic clock; ``taken_back``
-    were asked and then encoded here, since this worker had nothing else to do."""
+    were asked and then encoded here, since this worker had nothing else to do. ``handled`` entries came in ``parcels``
+    and took ``pack_s`` of their senders' processors, ``check_s`` of this one's and ``write_s`` of its engine's time.
+    """
 
     asked: int = 0
     came: int = 0
@@ -138,4 +140,9 @@ class Counts:
     fell_back: int = 0
     late: int = 0
     last_came_s: float = 0.0
+    handled: int = 0
+    parcels: int = 0
+    pack_s: float = 0.0
+    check_s: float = 0.0
+    write_s: float = 0.0
     taken_back: int = 0

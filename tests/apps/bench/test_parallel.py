@@ -40,8 +40,11 @@ def test_two_workers_are_measured_and_checked(tmp_path: Path, capsys: pytest.Cap
     assert all(min(record["ttft_ms_p50"], record["combine_ms"]) > 0 for record in run["even"])
     assert run["uneven"][0]["ratio_p50"] > 0
     assert run["fetched"][0]["entries_fetched"] == 6 and run["fetched"][0]["gb_per_s"] > 0
+    handled = run["fetched"][0]["handling"]
+    assert 1 <= handled["entries_a_parcel"] <= 6 and min(handled.values()) > 0
     assert run["carriers"] == ["gloo"]
-    assert "8 of 8 equal bit by bit" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "8 of 8 equal bit by bit" in said and "6 x 64 fetched" in said
 
 
 def test_workers_that_differ_are_no_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

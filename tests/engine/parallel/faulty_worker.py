@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from hypic.engine import calibrate, lending, worker
+from hypic.engine import calibrate, lending, parcel, worker
 from hypic.engine.engine import Engine
-from hypic.engine.parallel import gate, listener, wire
-from hypic.engine.parallel.messages import Beat, Entry, Ready
-from hypic.engine.parallel.packing import digest, read, written
+from hypic.engine.parallel import gate, listener, sending, wire
+from hypic.engine.parallel.messages import Beat, Parcel, Ready
+from hypic.engine.parallel.packing import digest
 
 Run = Callable[..., Any]
 # What each step of a slow worker takes longer.
@@ -92,76 +92,74 @@ def _wrap(owner: Any, name: str, before: Callable[[], object]) -> None:
 
 def _waits(faults: Faults) -> None:
     """What should wait for room is sent at once; word of it is lost, or the last thing that is said."""
-    holds, send_one = gate.Gate.holds, listener._Session._send_one
+    holds, send_one = gate.Gate.holds, sending.Sending._send_one
 
     def faulty(self: Any, nonce: int, answer: Any) -> bool:
         if nonce in self._shut and faults.strikes("greedy"):
             self._shut.discard(nonce)
         return holds(self, nonce, answer)
 
-    def faulty_send(session: Any, answer: listener.Answer) -> None:
+    def faulty_send(self: Any, answer: sending.Answer) -> None:
         asked = faults.strikes("ready-lost", "kill-ready") if isinstance(answer.message, Ready) else ""
         if asked != "ready-lost":
-            send_one(session, answer)
+            send_one(self, answer)
         if asked == "kill-ready":
             die()
 
     gate.Gate.holds = faulty  # type: ignore[method-assign]
-    listener._Session._send_one = faulty_send  # type: ignore[method-assign]
+    sending.Sending._send_one = faulty_send  # type: ignore[method-assign]
 
 
 def _replies(faults: Faults) -> None:
     """Answers that are lost, late, refused or of another kind."""
-    sound = listener._Session._send_one
+    sound = sending.Sending._send_parcel
 
-    def faulty(session: Any, answer: listener.Answer) -> None:
-        message = answer.message
-        if not isinstance(message, Entry):
-            return sound(session, answer)
+    def faulty(self: Any, message: Parcel, data: torch.Tensor) -> None:
         asked = faults.strikes("lost", "nan", "short", "generation", "key", "huge", "garbage", "kill-send", "kill-sent")
         if not asked:
-            return sound(session, answer)
-        message, data = answer.entry()
+            return sound(self, message, data)
+        last = message.entries[-1]
         if asked == "lost":
             return None
         if asked == "nan":
             words = data.view(torch.float64)
             words[: len(words) // 2] = float("nan")
-            message = replace(message, digest=digest(data))
+            message = replace(message, digest=int(digest(data)))
         if asked == "short":
-            message = replace(message, tensors=written(read(message.tensors)[1:]))
+            message, data = replace(message, num_bytes=len(data) // 2), data[: len(data) // 2]
+            message = replace(message, digest=int(digest(data)))
         if asked == "generation":
-            message = replace(message, generation=message.generation + 1)
+            message = replace(message, entries=(replace(last, generation=last.generation + 1),))
         if asked == "key":
-            message = replace(message, key="00" * 32)
+            message = replace(message, entries=(*message.entries[:-1], replace(last, key="00" * 32)))
         if asked == "huge":
-            session.wire.send(replace(message, num_bytes=2**50))
+            self.wire.send(replace(message, num_bytes=2**50))
             return None
         if asked == "garbage":
-            session.wire._socket.sendall(b"\x10\0\0\0\0\0\0\0" + b"not a message!!!")
+            self.wire._socket.sendall(b"\x10\0\0\0\0\0\0\0" + b"not a message!!!")
             return None
         if asked == "kill-send":
-            session.wire.send(replace(message, digest=0))  # the bytes never come
+            self.wire.send(replace(message, digest=0))  # the bytes never come
             die()
-        session.transport.send(session.wire, message, data)
+        self.transport.send(self.wire, message, data)
         if asked == "kill-sent":
             die()
         return None
 
-    listener._Session._send_one = faulty  # type: ignore[method-assign]
+    sending.Sending._send_parcel = faulty  # type: ignore[method-assign]
 
 
 def _bytes(faults: Faults) -> None:
     """A bit that flips on the way: after the digest was computed."""
-    sound = listener.digest
+    sound = parcel.pack
 
-    def faulty(data: torch.Tensor) -> int:
-        value = sound(data)
+    def faulty(*args: Any) -> Any:
+        content, data, total = sound(*args)
         if faults.strikes("flip"):
             data[len(data) // 3] ^= 4
-        return value
+        return content, data, total
 
-    listener.digest = faulty
+    lending.pack = faulty
 
 
 def _sends(faults: Faults) -> None:

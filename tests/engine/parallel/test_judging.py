@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from hypic.engine.parallel.caller import Caller, Self
-from hypic.engine.parallel.listener import Answer, Asked, Listener
+from hypic.engine.parallel.listener import Asked, Listener
 from hypic.engine.parallel.messages import Hello, Ready, Refused, Want, Wants
+from hypic.engine.parallel.sending import Answer
 from hypic.engine.parallel.view import View
 from hypic.engine.payload import difference
 from hypic.engine.segment import Identity
@@ -112,7 +113,7 @@ class Broken:
 
     def connected(self, peer: tuple[int, int], carrier: str) -> None: ...
 
-    def entry_came(self, *entry: object) -> None: ...
+    def parcel_came(self, *entry: object) -> None: ...
 
     def refused(self, peer: tuple[int, int], message: Refused) -> None:
         raise KeyError("a mistake")

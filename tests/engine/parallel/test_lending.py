@@ -12,8 +12,9 @@ import pytest
 from hypic.engine import inspect
 from hypic.engine.engine import Engine
 from hypic.engine.lending import Lending
-from hypic.engine.parallel.listener import Answer, Asked
+from hypic.engine.parallel.listener import Asked
 from hypic.engine.parallel.messages import Entry, Refused, Want
+from hypic.engine.parallel.sending import Answer, parcel_of
 from hypic.engine.segment import CachedSegment
 from tests.checkpoints import qwen, random_ids
 from tests.engine.parallel.running import POLICY, Running, running
@@ -34,7 +35,7 @@ def lent(engine: Running, asked: Want) -> Entry | Refused:
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
     Lending(engine.started.loop, 1).want([Asked((1, asked.nonce), asked, answers.put)])
     answer = answers.get(timeout=60)
-    return answer.message if answer.lease is None else answer.entry()[0]
+    return answer.message if answer.lease is None else parcel_of([answer])[0].entries[0]
 
 
 def held(engine: Running, asked: Want) -> CachedSegment | None:

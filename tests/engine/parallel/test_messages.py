@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from hypic.engine.parallel import messages, wire
 from hypic.engine.parallel.codec import decode, encode
 from hypic.engine.parallel.liveness import Times, longest_s
-from hypic.engine.parallel.messages import Beat, Entry, Greet, Hello, Refused, Roster, Want, Wants
-from hypic.engine.parallel.packing import digest, is_finite, pack, read, unpack, written
+from hypic.engine.parallel.messages import Beat, Entry, Greet, Hello, Parcel, Refused, Roster, Want, Wants
+from hypic.engine.parallel.packing import ROW_BYTES, digest, most_bytes, sections
 from hypic.engine.parallel.view import View
 from hypic.engine.parallel.wants import Patience, Pending
 from hypic.engine.parallel.wants import Wants as Table
 from hypic.engine.segment import CachedSegment
 from hypic.engine.speech import result_of, result_to_json, task_of, task_to_json
-from hypic.errors import PromptTooLong, StoreCorrupt, WorkerLost
+from hypic.errors import PromptTooLong, WorkerLost
 
 COST = {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "scale": 1.0, "spread": 0.0, "batch_tokens": 4096}
 EXAMPLES = [
@@ -31,7 +32,7 @@ EXAMPLES = [
     Greet(0, 1, 2, 3, "gloo", "cpu", "file:/x"),
     Want(1, 2, "ab", (1, 2, 3), 8, None, "name", None),
     Wants((Want(1, 2, "ab", (1, 2, 3), 8), Want(2, 2, "cd", (), 8, "n"))),
-    Entry(1, 2, "ab", '[["linear.0.tail","float32",[3,4]]]', 64, 5, 0.1, False),
+    Parcel((Entry(1, 2, "ab", 64, 0.1, False), Entry(3, 2, "cd", 0, 0.2, True, 7.5)), (-1, 3), 4096, -5, 0.01),
     Refused(1, 2, "no"),
 ]
 
@@ -129,79 +130,47 @@ def test_nobody_listens() -> None:
         wire.connect("127.0.0.1", port, b"s")
 
 
-TENSORS = {
-    "a": torch.arange(15, dtype=torch.float64).view(3, 5),
-    "empty": torch.zeros(0, 7),
-    "b": torch.arange(7, dtype=torch.int32),
-    "c": torch.linspace(0, 1, 9).bfloat16(),
-}
-
-
-def test_tensors_are_unpacked_as_they_were_packed() -> None:
-    specs, data = pack(TENSORS)
-    found = unpack(specs, data)
-    assert found.keys() == TENSORS.keys() and read(written(specs)) == specs
-    assert all(torch.equal(found[n], TENSORS[n]) and found[n].dtype == TENSORS[n].dtype for n in TENSORS)
-
-
-@pytest.mark.parametrize(
-    "specs",
-    [
-        (), (("a", "float64", (3, 5)),), (("a", "complex64", (1,)),), (("a", "uint8", (2**50,)),),
-        (("a", "uint8", (-1,)),),
-        (("a", "float64", (3, 5)), ("a", "float64", (3, 5))),
-    ],
-)  # fmt: skip
-def test_parts_that_do_not_fit_are_refused(specs: Any) -> None:
-    with pytest.raises(StoreCorrupt):
-        unpack(specs, pack(TENSORS)[1])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[",
-        "{}x",
-        "[1]",
-        '[["a"]]',
-        '[["a","uint8",3]]',
-        '[["a","uint8",["x"]]]',
-        "[" * 90_000,
-        '[["a","b",[1e400]]]',
-    ],
-)
-def test_parts_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(StoreCorrupt):
-        unpack(read(text), pack(TENSORS)[1])
+def summed(data: Tensor) -> int:
+    return int(digest(data))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_what_is_not_finite_is_found_among_others(dtype: torch.dtype) -> None:
-    sound = {**TENSORS, "large": torch.randn(300, 7).to(dtype), "small": torch.randn(1).to(dtype)}
-    assert (
-        is_finite(*pack(sound)) and is_finite(*pack({"b": TENSORS["b"]})) and is_finite(*pack({"e": TENSORS["empty"]}))
-    )
-    for name, place in (("large", 2099), ("large", 0), ("small", 0), ("a", 7)):
+def test_sections_lie_apart_and_what_is_not_finite_is_found_in_them(dtype: torch.dtype) -> None:
+    shapes = [(dtype, (300, 7)), (torch.int32, (7,)), (torch.float64, (3, 5)), (dtype, (1,)), (dtype, (0, 7))]
+    found = sections(shapes)
+    data = found.empty(torch.device("cpu")).fill_(255)
+    for start, stop in found.gaps:
+        data[start:stop].zero_()
+    parts = found.of(data)
+    for number, (part, (kind, shape)) in enumerate(zip(parts, shapes, strict=True)):
+        assert part.dtype == kind and part.shape == shape
+        part.copy_(torch.full(shape, number + 1))
+    assert all((part == number + 1).all() for number, part in enumerate(parts))  # none lies in another
+    assert len(data) % ROW_BYTES == 0 and len(data) <= most_bytes(sum(part.nbytes for part in parts), len(parts))
+    assert found.is_finite(data)
+    for number, place in ((0, 2099), (0, 0), (3, 0), (2, 7)):
         for strange in (float("nan"), float("inf"), -float("inf")):
-            broken = sound[name].clone()
-            broken.view(-1)[place] = strange
-            assert not is_finite(*pack({**sound, name: broken}))
+            part = parts[number].view(-1)
+            before, part[place] = part[place].clone(), strange
+            assert not found.is_finite(data)
+            part[place] = before
+    assert found.is_finite(data) and sections([]).is_finite(data[:0])
 
 
-def test_any_flipped_bit_and_any_swap_changes_the_digest() -> None:
-    data = torch.randint(0, 256, (1003,), dtype=torch.uint8)
-    whole = digest(data)
-    for place in range(len(data)):
+def test_any_flipped_bit_and_any_swap_changes_the_summed() -> None:
+    data = torch.randint(0, 256, (3 * ROW_BYTES + 1003,), dtype=torch.uint8)
+    whole = summed(data)
+    for place in range(0, len(data), 3):
         damaged = data.clone()
         damaged[place] ^= 1 << (place % 8)
-        assert digest(damaged) != whole
-    words = data[:1000].view(torch.int64)
+        assert summed(damaged) != whole
+    words = data[: 3 * ROW_BYTES].view(torch.int64)
+    whole_rows = summed(words.view(torch.uint8))
     for place in range(1, len(words)):
         swapped = words.clone()
         swapped[[0, place]] = swapped[[place, 0]]
-        assert digest(swapped.view(torch.uint8)) != digest(data[:1000])
-    assert digest(data[:-1]) != whole and digest(data.clone()) == whole
+        assert summed(swapped.view(torch.uint8)) != whole_rows
+    assert summed(data[:-1]) != whole and summed(data.clone()) == whole
 
 
 def pending(nonce: int, peer: tuple[int, int], predicted_s: float, late: float = 1.0) -> Pending:

@@ -150,11 +150,11 @@ def test_nothing_is_made_twice(scale: float) -> None:
 
 
 def test_it_would_be_if_what_came_said_nothing_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def came(progress: Progress, nonce: int, made_s: float, batch_tokens: int) -> None:
+    def made(progress: Progress, nonce: int, made_s: float, batch_tokens: int) -> None:
         progress.making.pop(nonce, None)
         progress.since_s = made_s
 
-    monkeypatch.setattr(Progress, "came", came)
+    monkeypatch.setattr(Progress, "made", made)
     assert [misjudged(SMALL, scale, 6e-3).num_twice > 5 for scale in (0.7, 1.0, 1.3)] == [True, True, True]
 
 
