@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from hypic.engine.free_memory import is_out_of_memory
+from hypic.engine.free_memory import attempted
 from hypic.engine.request import Held, Request
 from hypic.engine.runner import Launched, Runner
 from hypic.engine.sampler import Choice
@@ -68,13 +69,10 @@ class Launching:
         following = self.behind(work)
         if following is None:
             return None
-        try:
-            return following.launched(runner, choice.tensors[0])
-        except (RuntimeError, MemoryError) as fault:
-            if not is_out_of_memory(fault, runner.pool.device):
-                raise
-            following.take_back()  # the next step meets it again, if it was not for this one
-            return None
+        ahead = attempted(partial(following.launched, runner, choice.tensors[0]), runner.pool.device)
+        if ahead is None:  # the next step meets it again, if it was not for this one
+            following.take_back()
+        return ahead
 
     def behind(self, work: Work) -> Following | None:
         """The step behind ``work``, which is under way and counted as done, or ``None`` if it is not known or must not

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ from hypic.engine import plan
 from hypic.engine.admission import Admission
 from hypic.engine.ahead import Ahead, Launching
 from hypic.engine.answer import Answer
-from hypic.engine.free_memory import is_out_of_memory, shortage
+from hypic.engine.free_memory import attempted, shortage
 from hypic.engine.parallel.cost import Pace
 from hypic.engine.read_back import Landing, ReadBack
 from hypic.engine.report import cache_report
 from hypic.engine.request import Request
-from hypic.engine.runner import Launched, Runner, StepResult
+from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import Choice, Likeliest, SampledToken, Sampler
 from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
@@ -35,7 +35,6 @@ from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
 from hypic.store_spec import TierSpec
 from hypic.types import CacheReport, Completion, FinishReason, TokenLogprob, Usage
 
-logger = logging.getLogger("hypic")
 LOADING_S = 0.002
 # Heads that may wait for an idle moment, and tokens that one may cost beside the new ones.
 MAX_HEADS = 64
@@ -123,7 +122,7 @@ class Engine:
                 self.tiers.wait(LOADING_S)
             return done
         began = time.perf_counter()
-        result = self._attempted(work, ahead)
+        result = attempted(partial(self._run, work, ahead), self.runner.pool.device)
         if result is None:
             return done + self._out_of_memory(work)
         settled = self.settle(work, result)
@@ -135,18 +134,9 @@ class Engine:
                 self.pace.ran([run.chain.num_tokens for run in work.encodes], rows, seconds)
         return done + settled
 
-    def _attempted(self, work: Work, ahead: Ahead | None) -> StepResult | None:
-        """``None`` for a step that the device has too little memory for; what it took of that is free again then."""
-        try:
-            return self._run(work, self.runner.launch(work.chains) if ahead is None else ahead.launched)
-        except (RuntimeError, MemoryError) as fault:
-            if not is_out_of_memory(fault, self.runner.pool.device):
-                raise
-            logger.warning("a step ran out of memory and starts again, with fewer tokens: %s", fault)
-            return None
-
-    def _run(self, work: Work, launched: Launched) -> StepResult:
+    def _run(self, work: Work, ahead: Ahead | None) -> StepResult:
         """The tokens that a step chooses, read back together; meanwhile others come, or the next is launched."""
+        launched = self.runner.launch(work.chains) if ahead is None else ahead.launched
         choice = self.choose(work, launched.logits, launched.known)
         together = launched.together if choice.tensors is launched.known else None
         read_back = ReadBack([launched.is_finite, *choice.tensors], self.landing, together)

@@ -8,10 +8,15 @@ done about it is for who asks.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+logger = logging.getLogger("hypic")
+T = TypeVar("T")
 # Of drivers, libraries, Triton, and torch's allocator of a CPU.
 SAID = (
     "out of memory",
@@ -43,6 +48,17 @@ def is_out_of_memory(fault: BaseException, device: torch.device) -> bool:
         return False
     words = str(fault)
     return any(said in words for said in SAID) or (any(one in words for one in UNSAID) and _is_short(device))
+
+
+def attempted(run: Callable[[], T], device: torch.device) -> T | None:
+    """What ``run`` gives; ``None`` if the device has too little memory for it, and what it took is free again then."""
+    try:
+        return run()
+    except (RuntimeError, MemoryError) as fault:
+        if not is_out_of_memory(fault, device):
+            raise
+        logger.warning("a step ran out of memory: %s", fault)
+        return None
 
 
 def _is_short(device: torch.device) -> bool:
