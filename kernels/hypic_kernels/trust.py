@@ -10,10 +10,21 @@ import functools
 import math
 import subprocess
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from hypic_kernels import interpreted
+
+RUNS = 3
+# What CUDA says when nothing more can run in the process: not that a kernel does not fit.
+LOST = ("illegal memory access", "misaligned address", "unspecified launch failure", "device-side assert")
+
+
+class LostDeviceError(RuntimeError):
+    """A kernel made the device unusable for this process; no reference can stand in for it."""
 
 
 class Variant(Protocol):
@@ -37,25 +48,46 @@ def is_trusted(variant: Variant, instead: str = "The slower reference is.") -> b
 
     It waits for the device, so a variant must have been used once before a graph is captured.
     """
-    reason = _fault(variant)
+    reason = fault_of(variant.measure, variant.tolerance)
     if reason is None:
         return True
     warnings.warn(f"{variant} is not used: {reason}. {instead}", RuntimeWarning, stacklevel=2)
     return False
 
 
-def _fault(variant: Variant) -> str | None:
-    """What is wrong with the kernel, or None."""
+def fault_of(measure: Callable[[], float], tolerance: float) -> str | None:
+    """What is wrong with a kernel whose error is measured, or None.
+
+    Compiled kernels are measured several times: programs that race for a place are right most of the time.
+
+    Raises:
+        LostDeviceError: the kernel broke the process's context on the device.
+    """
     from triton.errors import TritonError
 
     try:
-        error = variant.measure()
+        errors = [measure() for _ in range(1 if interpreted() else RUNS)]
     except (TritonError, RuntimeError, subprocess.CalledProcessError) as fault:
+        if any(words in str(fault) for words in LOST):
+            raise LostDeviceError(_lost(fault)) from fault
         # It cannot be built or loaded here: too little shared memory, say, or no C compiler for its launcher.
         return f"it does not run ({type(fault).__name__}: {fault})"
-    if error <= variant.tolerance:
-        return None
-    return f"its relative error is {error:.1e}, and {variant.tolerance:.0e} is allowed"
+    wrong = [error for error in errors if not error <= tolerance]
+    return f"its relative error is {wrong[0]:.1e}, and {tolerance:.0e} is allowed" if wrong else None
+
+
+def _lost(fault: Exception) -> str:
+    reason = str(fault).partition("\n")[0]
+    return (
+        f"a kernel broke this process's use of the GPU while it was checked ({reason}), and nothing can run there any"
+        " more; start a new process, with kernels='off' if it happens again."
+    )
+
+
+def settle(device: torch.device) -> None:
+    """Waits until matrices are written: a kernel that starts early (``early.py``) asks for them before it waits."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def relative_error(result: Tensor, exact: Tensor) -> float:

@@ -7,7 +7,6 @@ milliseconds at first use buy that none is ever used.
 from __future__ import annotations
 
 import functools
-import subprocess
 import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import torch
 from hypic_kernels.compose import reference
 from hypic_kernels.compose.layout import Config, Kind, Precision
 from hypic_kernels.compose.problem import Problem, relative_error
+from hypic_kernels.trust import fault_of
 
 TOLERANCE = 1e-5
 """Of ``relative_error``. float32 and 3xTF32 stay ten times below it; plain TF32 stands thirty times above it."""
@@ -42,7 +42,7 @@ def is_trusted(variant: Variant) -> bool:
 
     It waits for the device, so a variant must have been used once before a graph is captured.
     """
-    reason = _fault(variant)
+    reason = fault_of(lambda: measure(variant), TOLERANCE)
     if reason is None:
         return True
     warnings.warn(
@@ -52,18 +52,6 @@ def is_trusted(variant: Variant) -> bool:
         stacklevel=2,
     )
     return False
-
-
-def _fault(variant: Variant) -> str | None:
-    """What is wrong with the kernel, or None."""
-    from triton.errors import TritonError
-
-    try:
-        error = measure(variant)
-    except (TritonError, RuntimeError, subprocess.CalledProcessError) as fault:
-        # It cannot be built or loaded here: too little shared memory, say, or no C compiler for its launcher.
-        return f"it does not run ({type(fault).__name__}: {fault})"
-    return None if error <= TOLERANCE else f"its relative error is {error:.1e}, and {TOLERANCE:.0e} is allowed"
 
 
 @dataclass(frozen=True)

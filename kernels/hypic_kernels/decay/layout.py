@@ -48,11 +48,18 @@ class StepConfig(NamedTuple):
     num_warps: int
 
 
+def _within(key_dim: int, value_dim: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Blocks of heads as small as these; eight warps only for 64 columns: with fewer they share tiles that four fill,
+    and what Triton 3.6 makes of that for sm_90 (tf32x3) is wrong now and then, and reads where it must not."""
+    block_k, block_v, num_warps = shape
+    columns = min(block_v, padded(value_dim))
+    return min(block_k, padded(key_dim)), columns, num_warps if columns >= 64 else 4
+
+
 def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]:
     """Layouts worth measuring, the default first; every one of them is tested."""
-    rows, whole = padded(key_dim), padded(value_dim)
     shapes = [(64, 64, 4), (32, 128, 4), (64, 128, 8), (64, 32, 4), (32, 64, 4)]
-    return list(dict.fromkeys(LiftConfig(min(k, rows), min(v, whole), warps) for k, v, warps in shapes))
+    return list(dict.fromkeys(LiftConfig(*_within(key_dim, value_dim, shape)) for shape in shapes))
 
 
 def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:
@@ -61,10 +68,9 @@ def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:
 
 def read_candidates(size: int, key_dim: int, value_dim: int) -> list[ReadConfig]:
     """As ``lift_candidates``."""
-    rows, whole = padded(key_dim), padded(value_dim)
     # Chunks of 64 hold scores and outputs of 64 x 64: four warps spill out of registers.
     shapes = [(32, 64, 4 if size == 16 else 8), (64, 64, 4), (32, 128, 8), (64, 128, 8), (32, 32, 4)]
-    return list(dict.fromkeys(ReadConfig(min(k, rows), min(v, whole), warps) for k, v, warps in shapes))
+    return list(dict.fromkeys(ReadConfig(*_within(key_dim, value_dim, shape)) for shape in shapes))
 
 
 def read_config(size: int, key_dim: int, value_dim: int) -> ReadConfig:

@@ -8,7 +8,7 @@ import torch
 
 from hypic_kernels.experts import reference
 from hypic_kernels.experts.layout import Few, Kind, Layout, Shared, choose_few
-from hypic_kernels.trust import relative_error
+from hypic_kernels.trust import relative_error, settle
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
@@ -201,6 +201,7 @@ class FewVariant:
         has_none[chosen.flatten().long()] = False
         into[has_none], back[has_none] = torch.nan, torch.nan
         exact = reference.answer(x.double(), into, back, weights.double(), chosen, shared, None, self.is_gated)
+        settle(self.device)
         given = self._run(x, None, weights, chosen, into, back, shared, None)
         found_weights, found = torch.full_like(weights, torch.nan), torch.full_like(chosen, -1)
         added = self._run(x, logits, found_weights, found, into, back, shared, x)

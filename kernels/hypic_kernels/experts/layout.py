@@ -111,8 +111,8 @@ class Few(NamedTuple):
 
 
 FEW: Sequence[tuple[int, Few, Few]] = (
-    (1, Few(2, 1024, 1, 2), Few(2, 512, 1, 2)),
-    (8, Few(8, 512, 1, 4), Few(2, 512, 1, 2)),
+    (1, Few(2, 1024, 1, 2, early=True), Few(2, 512, 1, 2, early=True)),
+    (8, Few(8, 512, 1, 4, early=True), Few(2, 512, 1, 2, early=True)),
 )
 """Up to how many tokens which sizes are taken, of the products in and back; of more tokens experts have rows in common,
 and the products of ``choose`` are better."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hypic_kernels.matvec import reference
 from hypic_kernels.matvec.layout import Sizes
-from hypic_kernels.trust import relative_error
+from hypic_kernels.trust import relative_error, settle
 
 EPSILON = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 NUM_TOKENS = 3
@@ -38,6 +38,7 @@ class ProductVariant:
         x = _draw(self.device, self.dtype, (NUM_TOKENS, 2 * self.width), 0)[:, : self.width]
         weight = _draw(self.device, self.dtype, (2 * self.sizes.block_n + 1, self.width), 1)
         out = x.new_full((NUM_TOKENS, len(weight)), torch.nan)
+        settle(self.device)
         kernel.product(x, weight, out, self.sizes).run()
         return relative_error(out, reference.product(x.double(), weight.double()))
 
@@ -67,6 +68,7 @@ class NormedVariant:
         out = x.new_full((NUM_TOKENS, len(weight)), torch.nan)
         normed, total = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
         added, how = residual if self.adds else None, (self.eps, self.is_zero_centred)
+        settle(self.device)
         kernel.normed_product(x, added, norm_weight, weight, *how, out, normed, total, self.sizes).run()
         sum_of = x + residual if self.adds else x
         exact = reference.normed_product(sum_of.double(), None, norm_weight.double(), weight.double(), *how)

@@ -27,9 +27,9 @@ class Row(NamedTuple):
     sizes: Sizes
 
 
-PRODUCTS: Sequence[Row] = (Row(2, 24 << 20, Sizes(4, 1024, 1, 4)),)
+PRODUCTS: Sequence[Row] = (Row(2, 24 << 20, Sizes(4, 1024, 1, 4, early=True)),)
 """Larger matrices are read at the memory's speed by the library's products too."""
-NORMED: Sequence[Row] = (Row(8, 4 << 20, Sizes(2, 2048, 1, 4)),)
+NORMED: Sequence[Row] = (Row(8, 4 << 20, Sizes(2, 2048, 1, 4, early=True)),)
 """Every program norms the row itself, which is little beside a small matrix."""
 MOST_NORMED_WIDTH = 8192
 

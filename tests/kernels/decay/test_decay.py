@@ -24,6 +24,7 @@ from hypic_kernels.decay import (
     StepConfig,
     lift,
     read,
+    reference,
     step,
 )
 from hypic_kernels.decay.check import Kind, LiftVariant, ReadVariant, StepVariant
@@ -333,6 +334,30 @@ def test_many_programs_give_the_same_every_time(size: int) -> None:
     first, again = (lift(p.k, p.v, p.g, p.chunks, rule=p.rule, out=p.poisoned(), backend="triton") for _ in range(2))
     assert max(map(relative_error, first, p.lifted())) < TOLERANCE["bf16x3"]
     assert all(torch.equal(one[p.is_used], other[p.is_used]) for one, other in zip(first, again, strict=True))
+
+
+SMALL = [(8, 8), (12, 8), (16, 16), (32, 16)]
+
+
+@pytest.mark.parametrize("head_dims", SMALL, ids=str)
+def test_small_heads_are_left_to_four_warps(head_dims: tuple[int, int]) -> None:
+    """Eight on tiles of 64 x 16 are compiled to reads out of bounds (Triton 3.6, sm_90, tf32x3)."""
+    for candidates in (lift_candidates, read_candidates):
+        assert {config.num_warps for config in candidates(64, *head_dims)} == {4}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "precision"), DTYPES, ids=str)
+@pytest.mark.parametrize("head_dims", SMALL, ids=str)
+def test_many_programs_of_small_heads(head_dims: tuple[int, int], dtype: torch.dtype, precision: Precision) -> None:
+    shape = Shape(*head_dims, 2, 2, 64, lengths=(8, 1, 131) * 40, silu=True, has_norm=False)
+    p = Problem.random(shape, dtype=dtype, device="cuda")
+    wide = p.wide()
+    exact = reference.read(*wide.tokens, wide.states, p.chunks, wide.rule)
+    for config in read_candidates(64, *head_dims):
+        out = torch.full_like(p.v, torch.nan, dtype=F32)
+        read(*p.tokens, p.states, p.chunks, out, rule=p.rule, precision=precision, backend="triton", config=config)
+        assert relative_error(out, exact) < TOLERANCE[precision]
 
 
 @pytest.mark.gpu
