@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
-from hypic.errors import ConfigError
-from hypic.policy import Policy, one_of
+from hypic.errors import ConfigError, meant
+from hypic.policy import Policy, check_flag, one_of
 from hypic.store_spec import TierSpec, parse_bytes, parse_store
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -70,6 +70,10 @@ def _no_memory(memory: object) -> ConfigError:
     )
 
 
+def _no_policy(policy: object) -> ConfigError:
+    return ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of one engine.
@@ -118,6 +122,9 @@ class EngineConfig:
     launcher: str = "processes"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.device, str):
+            raise ConfigError(f"device is {self.device!r}; choose 'auto', 'cpu' or 'cuda'.")
+        check_flag("graphs", self.graphs)
         one_of("dtype", self.dtype, DTYPES)
         one_of("load_format", self.load_format, LOAD_FORMATS)
         one_of("launcher", self.launcher, LAUNCHERS)
@@ -143,12 +150,14 @@ class EngineConfig:
                 f"adapter is {self.adapter!r}; an engine merges one adapter, given as the name of its folder or "
                 "repository: merge several into one beforehand, or run an engine for each."
             )
-        if not isinstance(self.seed, int):
-            raise ConfigError(f"seed is {self.seed!r}; pass a whole number.")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed!r}; pass a whole number of at most 64 bits.")
         if self.store is not None and not isinstance(self.store, str):
             raise ConfigError(f"store is {self.store!r}; pass text such as 'device://2GiB'.")
         if not isinstance(self.policy, Policy):
-            raise ConfigError(f"policy is {self.policy!r}; pass hypic.Policy(...).")
+            raise _no_policy(self.policy)
+        if self.ttl is not None and not isinstance(self.ttl, str | int | float):
+            raise ConfigError(f"ttl is {self.ttl!r}; pass seconds above 0, such as 3600 or 'alice=3600,*=86400'.")
         self.memory_bytes(2**40)
         _ = self.store_bytes, self.ttl_s(None)
 
@@ -204,7 +213,12 @@ class EngineConfig:
         known = {f.name for f in fields(cls)}
         unknown = [name for name in settings if name not in known | policy_names]
         if unknown:
-            raise ConfigError(f"unknown setting {unknown[0]!r}; known are {', '.join(sorted(known | policy_names))}.")
+            names = sorted(known | policy_names)
+            raise ConfigError(
+                f"unknown setting {unknown[0]!r}{meant(unknown[0], names)}; known are {', '.join(names)}."
+            )
         changes = {name: settings.pop(name) for name in list(settings) if name in policy_names}
         policy = settings.pop("policy", Policy())
+        if not isinstance(policy, Policy):
+            raise _no_policy(policy)
         return cls(policy=policy.with_(**changes) if changes else policy, **settings)

@@ -79,6 +79,10 @@ def unknown_hint(given: Iterable[object], known: Sequence[str], *further: str) -
     wrong = next((name for name in given if name not in names), None)
     if wrong is None:
         return None
-    near = get_close_matches(str(wrong), names, 1)
-    meant = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"unknown hypic hint {wrong!r:.80}{meant}; known are {', '.join(names)}."
+    return f"unknown hypic hint {wrong!r:.80}{meant(wrong, names)}; known are {', '.join(names)}."
+
+
+def meant(given: object, known: Iterable[str]) -> str:
+    """The known name that is most like the given one, in words behind it; nothing where none is like it."""
+    near = get_close_matches(str(given), list(known), 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hypic.arguments import check_callable, check_forgetful, listed_segments
 from hypic.config import EngineConfig
 from hypic.engine import forget as forgetting
 from hypic.engine import inspect, plan
@@ -22,7 +23,7 @@ from hypic.engine.task import Task
 from hypic.engine.tokenizer import Tokenizer
 from hypic.engine.workers import Workers, total
 from hypic.errors import ConfigError
-from hypic.kept import CachedEntry, Forgetful, Forgotten, check_meant
+from hypic.kept import CachedEntry, Forgetful, Forgotten, check_labels, check_meant
 from hypic.registry import Registry
 from hypic.stream import Inbox
 from hypic.types import CacheReport, Policy, Segment
@@ -56,9 +57,11 @@ class Keeping:
         """Encode segments now; ``progress(done, total)`` is told after each.
 
         Raises:
+            PromptError, ConfigError: an argument cannot be right; nothing was encoded.
             PromptTooLong, StoreFull: a segment could never be cached.
         """
-        reports: list[CacheReport] = []
+        check_callable("progress", progress, "of two numbers, done and total")
+        segments, reports = listed_segments("warm", segments), list[CacheReport]()
         for report in warm(segments, self._policy(policy), self.tokenizer.encode_text, self._submit_warm):
             reports.append(report)
             if progress is not None:
@@ -68,7 +71,7 @@ class Keeping:
     def keys(self, segments: Sequence[Segment], *, policy: Policy | None = None) -> list[tuple[str | None, int]]:
         """Under which key each segment is kept (``None``: it is run live), and how many of its tokens; runs nothing."""
         used = self._policy(policy).with_(live_last=0)
-        planned = (self._planned(segment, used) for segment in segments)
+        planned = (self._planned(segment, used) for segment in listed_segments("keys", segments))
         return [(None if p.key is None else p.key.hex(), used.num_cached(len(p.ids), p.segment.seam)) for p in planned]
 
     def flush(self) -> None:
@@ -104,7 +107,12 @@ class Keeping:
         return replace(found, num_texts=num_texts, num_passages=num_passages)
 
     def attach(self, index: Forgetful) -> None:
-        """Have an index, such as ``hypic_retriever.Index``, forget what this model forgets, for as long as it lives."""
+        """Have an index, such as ``hypic_retriever.Index``, forget what this model forgets, for as long as it lives.
+
+        Raises:
+            ConfigError: it has no method ``forget``.
+        """
+        check_forgetful(index)
         self._attached.add(index)
 
     def entries(self) -> list[CachedEntry]:
@@ -113,10 +121,12 @@ class Keeping:
 
     def pin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
         """Keep what is cached of the texts that match all of what is given, until ``unpin``; how many entries."""
+        check_labels(source, name, namespace)
         return self._loop.call(partial(inspect.pin, wanted=Wanted(source, name, namespace)))
 
     def unpin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
         """Let entries be evicted again; how many."""
+        check_labels(source, name, namespace)
         return self._loop.call(partial(inspect.unpin, wanted=Wanted(source, name, namespace)))
 
     def stats(self) -> dict[str, Any]:

@@ -26,15 +26,23 @@ class Forgotten:
         return self.num_entries + self.num_snapshots
 
 
+def check_labels(source: object, name: object, namespace: object) -> None:
+    """
+    Raises:
+        ConfigError: one of them is neither text nor ``None``.
+    """
+    for label, value in (("source", source), ("name", name), ("namespace", namespace)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"{label} is {value!r}; labels are text, as they were passed with the segments.")
+
+
 def check_meant(source: str | None, name: str | None, namespace: str | None, everything: bool) -> None:
     """Whether it is said what to forget, so that labels that were left out by mistake do not empty a cache.
 
     Raises:
         ConfigError: no label is given and not ``everything`` either, or both, or something that is no label.
     """
-    for label, value in (("source", source), ("name", name), ("namespace", namespace)):
-        if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{label} is {value!r}; labels are text, as they were passed with the segments.")
+    check_labels(source, name, namespace)
     if not isinstance(everything, bool):
         raise ConfigError(f"everything is {everything!r}; pass everything=True to empty the cache.")
     is_labelled = not (source is name is namespace is None)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, overload
 
 from hypic import checkpoints
+from hypic.arguments import check_template_inputs
 from hypic.compare import Comparison, Question, compare
 from hypic.config import EngineConfig
 from hypic.engine import starting, weights
@@ -78,6 +79,7 @@ class LLM(Keeping):
 
         Raises:
             PromptError, PromptTooLong, StoreFull: the prompt cannot be answered; nothing was stored.
+            ConfigError: another argument cannot be right; nothing was computed.
             NonFiniteOutput, WorkerLost, RequestAborted: the answer cannot be completed.
         """
         return self._streamed(self._asked(prompt, sampling, policy, tools, chat_template_kwargs))
@@ -123,7 +125,11 @@ class LLM(Keeping):
         """The whole answer; for a list of prompts all answers, computed together. Options are those of ``stream``."""
         if not _is_many(prompt):
             return Completion.join(list(self.stream(prompt, sampling, **options)))
-        given = {"policy": None, "tools": None, "chat_template_kwargs": None, **options}
+        given = {"policy": None, "tools": None, "chat_template_kwargs": None}
+        unknown = [name for name in options if name not in given]
+        if unknown:  # as Python says it of one prompt
+            raise TypeError(f"LLM.generate() got an unexpected keyword argument {unknown[0]!r}")
+        given |= options
         all_asked = [self._asked(one, sampling, **given) for one in prompt]
         return _together([self._streamed(asked) for asked in all_asked])
 
@@ -197,6 +203,7 @@ class LLM(Keeping):
                 f"sampling is a {type(sampling).__name__}; pass hypic.SamplingParams(...), one for all prompts."
             )
         used = self._policy(policy)
+        check_template_inputs(tools, chat_template_kwargs)
         if tools and not shows_tools(self.tokenizer, tools, chat_template_kwargs):
             raise PromptError("this model's chat template shows no tools; leave tools out or choose another model.")
         pieces = self.tokenizer.encode(prompt, tools=tools, chat_template_kwargs=chat_template_kwargs)

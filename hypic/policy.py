@@ -29,6 +29,16 @@ def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(map(repr, allowed))}.")
 
 
+def check_flag(name: str, value: object) -> None:
+    """
+    Raises:
+        ConfigError: ``value`` is neither ``True`` nor ``False``. Others would be taken for one of them, and text such
+            as ``"no"`` for the wrong one.
+    """
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; pass True or False.")
+
+
 def check_count(name: str, value: object, *, optional: bool = True) -> None:
     """
     Raises:
@@ -76,6 +86,8 @@ class Policy:
     def __post_init__(self) -> None:
         one_of("reuse", self.reuse, get_args(Reuse))
         one_of("compose", self.compose, get_args(Compose))
+        for name in ("rotate", "deterministic"):
+            check_flag(name, getattr(self, name))
         for name in COUNTS:
             check_count(name, getattr(self, name), optional=name == "min_segment_tokens")
         share = self.seam_share

@@ -19,10 +19,10 @@ import sys
 import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from hypic.errors import ConfigError
+from hypic.errors import ConfigError, PromptError
 from hypic.types import Segment
 
 POLICY_NAME = "known-texts"
@@ -148,7 +148,13 @@ class Registry:
             self._num_bytes = 0
 
     def find(self, text: str, namespace: str | None = None) -> tuple[Match, ...]:
-        """Where known texts of ``namespace`` stand in ``text``, in order, without overlaps."""
+        """Where known texts of ``namespace`` stand in ``text``, in order, without overlaps.
+
+        Raises:
+            PromptError: ``text`` is no ``str``.
+        """
+        if not isinstance(text, str):
+            raise PromptError(f"a prompt is {text!r:.60}; pass the text in which known texts are looked for.")
         shelf = self._shelves.get(namespace)
         starts = shelf.starts(text) if shelf is not None else []
         if shelf is None or not starts:
@@ -207,7 +213,15 @@ class Registry:
 
 
 def _each(texts: Texts) -> Iterable[str | Segment]:
-    return [texts] if isinstance(texts, (str, Segment)) else texts
+    """
+    Raises:
+        PromptError: it is neither a text, a ``Segment`` nor a list of them.
+    """
+    if isinstance(texts, (str, Segment)):
+        return [texts]
+    if isinstance(texts, bytes | bytearray | Mapping) or not isinstance(texts, Iterable):
+        raise PromptError(f"the registry was given {texts!r:.60}; pass text, a Segment, or a list of them.")
+    return texts
 
 
 def _whole_words(text: str, start: int, length: int) -> bool:

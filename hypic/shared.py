@@ -10,6 +10,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hypic.config import EngineConfig
+
 if TYPE_CHECKING:
     from hypic.llm import LLM
 
@@ -37,6 +39,7 @@ def acquire(model: str | None = None, **settings: Any) -> LLM:
     """
     from hypic.llm import LLM
 
+    EngineConfig.of(**settings)  # what cannot be right is refused before it is looked up, and may have no hash
     spec = (model, tuple(sorted(settings.items())))
     with _SHARED.lock:
         if spec not in _SHARED.engines:

@@ -15,6 +15,8 @@ from hypic.errors import ConfigError
 
 SCHEMES = ("device", "host", "disk")
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+# A size without a unit counts bytes; below this one a unit was forgotten.
+_LEAST_BARE_BYTES = 2**16
 _EXAMPLES = {"device": "device://8GiB", "host": "host://32GiB", "disk": "disk:///var/cache/hypic?size=200GiB"}
 
 
@@ -62,7 +64,10 @@ def _tier(part: str, text: str) -> TierSpec:
 
 def _disk(rest: str, part: str) -> TierSpec:
     path, _, query = rest.partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    given = parse_qsl(query, keep_blank_values=True)
+    options = dict(given)
+    if len(given) > len(options):
+        raise ConfigError(f"{part!r} has an option twice; name the size once, as in {_EXAMPLES['disk']!r}.")
     unknown = [name for name in options if name != "size"]
     if unknown:
         raise ConfigError(
@@ -78,6 +83,12 @@ def _size(size: str, part: str, scheme: str) -> int:
     if not size.strip():
         raise ConfigError(f"{part!r} has no size; write it as in {_EXAMPLES[scheme]!r}.")
     try:
-        return parse_bytes(size)
+        num_bytes = parse_bytes(size)
     except ConfigError as error:
         raise ConfigError(f"{part!r}: {error}") from error
+    # Nobody means so few: a unit was left out, and nothing would ever be kept.
+    if size.strip().isdigit() and 0 < num_bytes < _LEAST_BARE_BYTES:
+        raise ConfigError(
+            f"{part!r} counts bytes, of which {num_bytes} hold no entry; write a unit, as in {_EXAMPLES[scheme]!r}."
+        )
+    return num_bytes

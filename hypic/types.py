@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -14,12 +14,14 @@ from hypic.errors import ConfigError, PromptError
 from hypic.policy import Compose as Compose
 from hypic.policy import Policy as Policy
 from hypic.policy import Reuse as Reuse
-from hypic.policy import check_count, one_of
+from hypic.policy import check_count, check_flag, one_of
 
 Kind = Literal["document", "system", "skill", "memory", "tool", "turn"]
 Outcome = Literal["hit", "encoded", "live"]
 FinishReason = Literal["stop", "length", "abort"]
 Message = Mapping[str, Any]
+# Of log probabilities beside each token; a server's clients may ask for as many.
+MOST_LOGPROBS = 100
 
 
 def _check_label(label: str, value: object) -> None:
@@ -40,7 +42,8 @@ class Segment:
     of its own, in place of the policy's; it is part of the entry's identity.
 
     Raises:
-        ConfigError: ``kind`` is none of ``Kind``, ``ttl_s`` no positive number, or ``seam`` no number of tokens.
+        ConfigError: ``kind`` is none of ``Kind``, ``cache`` neither a ``bool`` nor ``None``, ``ttl_s`` no positive
+            number, or ``seam`` no number of tokens.
         PromptError: ``text`` is not a ``str``.
     """
 
@@ -62,6 +65,8 @@ class Segment:
         for label in ("name", "source", "namespace"):
             _check_label(f"a segment's {label}", getattr(self, label))
         check_count("a segment's seam", self.seam)
+        if self.cache is not None:
+            check_flag("a segment's cache", self.cache)
         ttl = self.ttl_s
         if ttl is not None and not (isinstance(ttl, (int, float)) and not isinstance(ttl, bool) and 0 < ttl < 2**53):
             raise ConfigError(f"a segment's ttl_s is {ttl!r}; pass seconds above 0, or None to keep it.")
@@ -74,6 +79,10 @@ class Prompt:
     ``glue`` is the live text between the pieces of a message, left out beside white space that was
     taken off a segment. ``template=False`` skips the chat template (base models). ``namespace`` is that
     of the tail: what follows from it is continued within that namespace only. A segment has its own.
+
+    Raises:
+        PromptError: ``segments`` is no list of ``Segment``, or ``tail`` or ``glue`` no ``str``.
+        ConfigError: ``template`` is no ``bool``, or ``namespace`` no text.
     """
 
     segments: Sequence[Segment] = ()
@@ -85,12 +94,17 @@ class Prompt:
     def __post_init__(self) -> None:
         if isinstance(self.segments, (str, Segment)):
             raise PromptError("segments must be a list of Segment; wrap a single one in a list.")
+        if not isinstance(self.segments, Iterable):
+            raise PromptError(f"segments is {self.segments!r:.60}; it must be a list of Segment.")
         object.__setattr__(self, "segments", tuple(self.segments))
         for segment in self.segments:
             if not isinstance(segment, Segment):
                 raise PromptError(f"segments holds a {type(segment).__name__}; wrap each text as Segment(text).")
         if not isinstance(self.tail, str):
             raise PromptError(f"the tail is {type(self.tail).__name__}, not str; pass the question as text.")
+        if not isinstance(self.glue, str):
+            raise PromptError(f"the glue is {type(self.glue).__name__}, not str; pass the text between two pieces.")
+        check_flag("template", self.template)
         _check_label("a prompt's namespace", self.namespace)
 
 
@@ -101,9 +115,11 @@ PromptLike = Prompt | str | Sequence[Message]
 class SamplingParams:
     """How tokens are chosen. ``None`` means: as the checkpoint's ``generation_config.json`` says.
 
-    Without either, decoding is greedy (``temperature`` 0). ``top_k=0`` and ``top_p=1`` switch their
-    filters off. ``stop`` strings end the text before themselves. ``logprobs=n`` returns the chosen
-    token's log probability and those of the ``n`` likeliest tokens.
+    Without either, decoding is greedy (``temperature`` 0). Any finite temperature from 0 up is taken, as vLLM does;
+    OpenAI's own service ends at 2, but ``min_p`` makes sense of more (arXiv 2407.01082). ``top_k=0`` and ``top_p=1``
+    switch their filters off. ``seed`` may be negative. ``stop`` strings end the text before themselves. ``logprobs=n``
+    returns the chosen token's log probability and those of the ``n`` likeliest tokens, at most 100, here and over a
+    server.
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -123,8 +139,11 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        if self.stop is not None and not isinstance(self.stop, str | list | tuple):
+            raise ConfigError(f"stop is {self.stop!r:.60}; pass a text, or a list of texts.")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
+        check_flag("ignore_eos", self.ignore_eos)
         if any(not isinstance(s, str) or not s for s in stop):
             raise ConfigError(f"stop is {self.stop!r}; every stop string needs at least one character.")
         for name in ("max_tokens", "presence_penalty", "frequency_penalty"):
@@ -138,7 +157,7 @@ class SamplingParams:
         self._range("repetition_penalty", self.repetition_penalty, 0.0, None, above=True)
         self._range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self._range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self._range("logprobs", self.logprobs, 0, 100, integer=True)
+        self._range("logprobs", self.logprobs, 0, MOST_LOGPROBS, integer=True)
         self._range("seed", self.seed, -(2**63), 2**63 - 1, integer=True)
 
     @staticmethod
@@ -150,8 +169,10 @@ class SamplingParams:
         right_type = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
         fits = right_type and (value > low if above else value >= low) and (value <= high if high else value < 2**63)
         if not fits:
-            bounds = f"{'above' if above else 'at least'} {low}" + ("" if high is None else f" and at most {high}")
-            raise ConfigError(f"{name} is {value!r}; it must be {'a whole number ' if integer else ''}{bounds}.")
+            bounds = f"{'above' if above else 'at least'} {low}"
+            bounds += " and below 2**63" if high is None else f" and at most {high}"
+            kind = "a whole number " if integer else "" if right_type else "a number "
+            raise ConfigError(f"{name} is {value!r}; it must be {kind}{bounds}.")
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hypic import LLM, Completion, Policy, Prompt, Segment
+from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.compare import Comparison, Difference, Way, advice, divergence
 from hypic.errors import ConfigError
 from hypic.types import TokenLogprob
 from hypic_apps.cli.main import main
 from tests.apps.test_cli import one_sentence
-from tests.checkpoints import add_tokenizer, qwen
+from tests.checkpoints import CHATML, add_tokenizer, qwen
 
 WORDS = "the river runs past an old mill where three brothers grind rye and oats for the town below".split()
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float64", "memory": "64MiB", "max_context": 2048}
@@ -53,8 +53,6 @@ def differing(llm: LLM) -> tuple[Prompt, Comparison]:
 
 def test_the_answers_are_those_of_generate(llm: LLM) -> None:
     prompt, found = differing(llm)
-    from hypic import SamplingParams
-
     sampling = SamplingParams(max_tokens=24, temperature=0.0)
     assert found.full.text == llm.generate(prompt, sampling, policy=Policy(reuse="none")).text
     assert found.segments.text == llm.generate(prompt, sampling).text
@@ -63,8 +61,6 @@ def test_the_answers_are_those_of_generate(llm: LLM) -> None:
 
 def test_the_difference_is_where_the_tokens_part(llm: LLM) -> None:
     prompt, found = differing(llm)
-    from hypic import SamplingParams
-
     cached = llm.generate(prompt, SamplingParams(max_tokens=24, temperature=0.0))
     difference = found.segments.difference
     assert difference is not None
@@ -172,6 +168,59 @@ def test_a_policy_in_the_request(folder: Path, llm: LLM, tmp_path: Path, capsys:
     assert told({"reuse": "none"}, "--reuse", "segments") == (0, "seam 16"), "the flag wins"
     assert told(wide)[1] == "seam 32"
     assert told(wide, "--seam", "8")[1] == "seam 16"
+
+
+@pytest.fixture(scope="module")
+def persona(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose template opens with who speaks, and thinks unless it is told not to."""
+    made = qwen(tmp_path_factory.mktemp("persona"))
+    add_tokenizer(made)
+    told = made / "tokenizer_config.json"
+    config = json.loads(told.read_text())
+    opening = "{{ persona or 'nobody' }} {{ 'says' if enable_thinking is false else 'thinks' }}: "
+    (made / "chat_template.jinja").unlink(missing_ok=True)
+    told.write_text(json.dumps({**config, "chat_template": opening + CHATML}))
+    return made
+
+
+def test_variables_of_the_template_are_followed(
+    persona: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = tmp_path / "request.json"
+    engine = ["--model", str(persona), "--device", "cpu", "--dtype", "float64", "--memory", "64MiB"]
+    messages = [{"role": "user", "content": [{"type": "text", "text": passage(1).text}, {"type": "text", "text": "?"}]}]
+
+    def told(kwargs: Any, *flags: str) -> list[int]:
+        request.write_text(json.dumps({"messages": messages, "chat_template_kwargs": kwargs}))
+        assert main(["compare", str(request), "--max-tokens", "24", "--json", *engine, *flags]) == 0
+        ids: list[int] = json.loads(capsys.readouterr().out)["full"]["token_ids"]
+        return ids
+
+    with LLM(persona, **SETTINGS) as llm:
+
+        def expected(**kwargs: Any) -> list[int]:
+            found = llm.compare(messages, 24, chat_template_kwargs=kwargs)
+            sampling = SamplingParams(max_tokens=24, temperature=0.0)
+            whole = llm.generate(messages, sampling, policy=Policy(reuse="none"), chat_template_kwargs=kwargs)
+            assert found.full.token_ids == whole.token_ids
+            return list(whole.token_ids)
+
+        miller = {"persona": "a miller with a long beard"}
+        ways = {
+            "none": (told(None), expected(enable_thinking=False)),
+            "miller": (told(miller), expected(**miller, enable_thinking=False)),
+            "thinks": (told({**miller, "enable_thinking": True}), expected(**miller, enable_thinking=True)),
+            "flag": (told({**miller, "enable_thinking": False}, "--thinking"), expected(**miller)),
+        }
+    assert all(mine == theirs for mine, theirs in ways.values()), ways
+    assert len({tuple(mine) for mine, _ in ways.values()}) == 3, "the flag and the variable ask for the same"
+
+
+def test_variables_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": ["a"]}))
+    assert main(["compare", str(request), "--model", "nowhere"]) == 2
+    assert "chat_template_kwargs is ['a']; send an object" in one_sentence(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

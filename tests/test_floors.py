@@ -23,12 +23,13 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.errors",),
     ("hypic.policy",),
     ("hypic.types", "hypic.kept"),
-    ("hypic.store_spec",),
+    ("hypic.store_spec", "hypic.arguments"),
     ("hypic.config",),
     ("hypic.engine.affine",),
     ("hypic.engine.linear",),
     ("hypic.engine.token_ids",),
     ("hypic.engine.id_memory",),
+    ("hypic.engine.free_memory",),
     ("hypic.engine.segment",),
     ("hypic.engine.storage",),
     ("hypic.engine.slot_table",),
@@ -71,6 +72,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.admission",),
     ("hypic.engine.snapshots",),
     ("hypic.engine.scheduler",),
+    ("hypic.engine.ahead",),
     ("hypic.engine.report",),
     ("hypic.engine.watch",),
     ("hypic.engine.engine",),
@@ -132,7 +134,15 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-_TORCH_FREE = ("hypic.errors", "hypic.policy", "hypic.types", "hypic.kept", "hypic.store_spec", "hypic.config")
+_TORCH_FREE = (
+    "hypic.errors",
+    "hypic.policy",
+    "hypic.types",
+    "hypic.kept",
+    "hypic.arguments",
+    "hypic.store_spec",
+    "hypic.config",
+)
 _FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
 # Which rooms may import a package of other people.
 ROOMS: Mapping[str, tuple[str, ...]] = {

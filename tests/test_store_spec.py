@@ -18,6 +18,8 @@ def test_tiers_are_read_in_order() -> None:
         TierSpec("disk", 200 * 2**30, Path("/path")),
     )
     assert parse_store("disk:///a,b/c%20d?size=1KB") == (TierSpec("disk", 1000, Path("/a,b/c d")),)
+    assert parse_store("disk:///x?size=65536")[0].budget_bytes == 2**16
+    assert parse_store("device://0")[0].budget_bytes == 0, "nothing is kept that is not pinned"
     assert parse_store(" host://1 GiB , disk://~/cache?size=2GiB")[1].path == Path.home() / "cache"
 
 
@@ -37,6 +39,15 @@ def test_tiers_are_read_in_order() -> None:
         ("disk:///x?size=", "has no size"),
         ("disk:///x?sise=1GiB", "has the option 'sise'"),
         ("disk://x?size=1GiB", "has no absolute path"),
+        (
+            "disk:///x?size=1",
+            "'disk:///x?size=1' counts bytes, of which 1 hold no entry; write a unit, as in 'disk:///",
+        ),
+        ("disk:///x?size=65535", "of which 65535 hold no entry"),
+        ("host://8", "'host://8' counts bytes, of which 8 hold no entry; write a unit, as in 'host://32GiB'"),
+        ("disk:///x?size=1GiB&size=2GiB", "has an option twice"),
+        ("disk:///x?1GiB", "has the option '1GiB'; all there is is size="),
+        ("host://1GiB?size=2GiB", "'1GiB?size=2GiB' is not a size"),
         ("disk://?size=1GiB", "has no absolute path"),
     ],
 )

@@ -12,7 +12,7 @@ import hypic
 from hypic import CacheReport, Completion, EngineConfig, HypicError, Policy, Prompt, SamplingParams, Segment, Usage
 from hypic.errors import CheckpointError, ConfigError, PromptError, UnsupportedModel
 from hypic.store_spec import parse_bytes
-from hypic.types import SegmentReport
+from hypic.types import MOST_LOGPROBS, SegmentReport
 
 
 def refusal(make: Any, *args: Any, **kwargs: Any) -> str:
@@ -45,6 +45,16 @@ def refusal(make: Any, *args: Any, **kwargs: Any) -> str:
         ({"seed": 2**63}, f"seed is {2**63}"),
         ({"stop": [""]}, "at least one character"),
         ({"stop": [7]}, "at least one character"),
+        ({"stop": 7}, "stop is 7; pass a text, or a list of texts"),
+        ({"stop": {"a": 1}}, "stop is {'a': 1}; pass a text"),
+        ({"ignore_eos": "no"}, "ignore_eos is 'no'; pass True or False"),
+        ({"ignore_eos": None}, "ignore_eos is None"),
+        ({"temperature": 1e300}, "temperature is 1e+300; it must be at least 0.0 and below 2**63"),
+        ({"temperature": "1"}, "temperature is '1'; it must be a number at least 0.0"),
+        ({"top_p": math.nan}, "top_p is nan"),
+        ({"min_p": math.nan}, "min_p is nan"),
+        ({"max_tokens": 2**63}, "and below 2**63"),
+        ({"seed": -(2**63) - 1}, "seed is -9223372036854775809"),
     ],
 )
 def test_sampling_values_out_of_range(values: dict[str, Any], sentence: str) -> None:
@@ -52,7 +62,8 @@ def test_sampling_values_out_of_range(values: dict[str, Any], sentence: str) -> 
 
 
 def test_sampling_values_at_their_bounds() -> None:
-    params = SamplingParams(1, 0, 1.0, 0, 1.0, 0.01, 2, -2, -(2**63), "stop", 100)
+    params = SamplingParams(1, 0, 1.0, 0, 1.0, 0.01, 2, -2, -(2**63), "stop", MOST_LOGPROBS)
+    assert MOST_LOGPROBS == 100 and SamplingParams(temperature=9).temperature == 9, "as other open engines have it"
     assert params.stop == ("stop",) and params.top_k == 0
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert SamplingParams().temperature is None
@@ -67,6 +78,12 @@ def test_sampling_values_at_their_bounds() -> None:
         (Prompt, {"segments": Segment("x")}, "must be a list of Segment"),
         (Prompt, {"segments": ["x"]}, "holds a str; wrap each text as Segment(text)"),
         (Prompt, {"tail": None}, "tail is NoneType, not str"),
+        (Prompt, {"segments": None}, "segments is None; it must be a list of Segment"),
+        (Prompt, {"segments": 5}, "segments is 5; it must be a list of Segment"),
+        (Prompt, {"glue": None}, "glue is NoneType, not str"),
+        (Prompt, {"template": "no"}, "template is 'no'; pass True or False"),
+        (Segment, {"text": "x", "cache": "no"}, "cache is 'no'; pass True or False"),
+        (Segment, {"text": "x", "cache": 1}, "cache is 1; pass True or False"),
     ],
 )
 def test_prompts_that_cannot_be_right(make: Any, args: dict[str, Any], sentence: str) -> None:
@@ -88,6 +105,9 @@ def test_prompts_are_frozen_values() -> None:
         ({"seam": -1}, "seam is -1; it must be a whole number of tokens"),
         ({"seam": True}, "seam is True"),
         ({"min_segment_tokens": 1.0}, "min_segment_tokens is 1.0"),
+        ({"rotate": None}, "rotate is None; pass True or False"),
+        ({"rotate": 1}, "rotate is 1; pass True or False"),
+        ({"deterministic": "no"}, "deterministic is 'no'; pass True or False"),
     ],
 )
 def test_policies_that_cannot_be_right(values: dict[str, Any], sentence: str) -> None:
@@ -119,6 +139,12 @@ def test_the_shortest_segment_follows_the_seam() -> None:
         ({"max_running": 0}, "max_running is 0; it must be a whole number, 1 or more"),
         ({"page_size": 1.0}, "page_size is 1.0"),
         ({"policy": {"seam": 4}}, "pass hypic.Policy"),
+        ({"device": 5}, "device is 5; choose 'auto', 'cpu' or 'cuda'"),
+        ({"graphs": "no"}, "graphs is 'no'; pass True or False"),
+        ({"seed": True}, "seed is True; pass a whole number"),
+        ({"seed": 2**63}, "of at most 64 bits"),
+        ({"ttl": []}, "ttl is []; pass seconds above 0"),
+        ({"ttl": True}, "ttl is True; pass seconds above 0"),
     ],
 )
 def test_settings_that_cannot_be_right(values: dict[str, Any], sentence: str) -> None:
@@ -127,7 +153,11 @@ def test_settings_that_cannot_be_right(values: dict[str, Any], sentence: str) ->
 
 def test_unknown_settings_name_the_known_ones() -> None:
     message = refusal(EngineConfig.of, devise="cpu")
-    assert "unknown setting 'devise'" in message and "device" in message and "seam" in message
+    assert "unknown setting 'devise' (did you mean 'device'?)" in message and "device" in message and "seam" in message
+
+
+def test_what_is_no_policy_is_refused_beside_its_fields_too() -> None:
+    assert "policy is 5; pass hypic.Policy" in refusal(EngineConfig.of, policy=5, seam=4)
 
 
 def test_policy_fields_may_stand_among_settings() -> None:

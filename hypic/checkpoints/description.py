@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,6 +108,8 @@ def describe(folder: str | Path, dtype: str = "auto", device: str = "auto") -> C
         CheckpointError: the folder is none, or a file is missing, unreadable or no safetensors file.
         ConfigError: the type or device is unknown.
     """
+    if not isinstance(folder, str | os.PathLike) or not isinstance(os.fspath(folder), str) or not str(folder).strip():
+        raise CheckpointError(f"the folder is {folder!r:.60}; pass the path of a Hugging Face checkpoint.")
     place, engine = Path(folder).expanduser(), EngineConfig(dtype=dtype, device=device)
     if not place.is_dir():
         raise CheckpointError(f"{str(folder)!r} is no folder; pass the folder of a Hugging Face checkpoint.")

@@ -19,7 +19,8 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Fit:
-    """How many segments of a list, from its first one on, a budget keeps; both numbers are exact.
+    """How many segments of a list, from its first one on, a budget keeps; both numbers are exact for the device that is
+    named (``auto``: a CPU; a GPU keeps a few states for steps that are launched ahead).
 
     ``at_work`` segments stay beside ``max_running`` requests, one of them as long as the context, and another encode.
     ``at_rest`` segments can be warmed one after the other until the first of them is evicted. ``context`` is the

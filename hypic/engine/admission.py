@@ -106,6 +106,8 @@ class Admission:
         self.pool.table.drop(held.table_row)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
+        if held.other_slot:
+            self.pool.ahead.append(held.other_slot)
 
     def waits_for_others(self, request: Request) -> bool:
         """Whether a segment that the request needs is being encoded by another worker."""

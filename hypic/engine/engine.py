@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from hypic.engine import plan
 from hypic.engine.admission import Admission
+from hypic.engine.ahead import Ahead, Launching
 from hypic.engine.answer import Answer
+from hypic.engine.free_memory import is_out_of_memory, shortage
 from hypic.engine.parallel.cost import Pace
 from hypic.engine.read_back import Landing, ReadBack
 from hypic.engine.report import cache_report
 from hypic.engine.request import Request
-from hypic.engine.runner import Runner, StepResult
+from hypic.engine.runner import Launched, Runner, StepResult
 from hypic.engine.sampler import Choice, Likeliest, SampledToken, Sampler
 from hypic.engine.scheduler import Scheduler
 from hypic.engine.segment import CachedSegment
@@ -32,6 +35,7 @@ from hypic.errors import HypicError, NonFiniteOutput, WorkerLost
 from hypic.store_spec import TierSpec
 from hypic.types import CacheReport, Completion, FinishReason, TokenLogprob, Usage
 
+logger = logging.getLogger("hypic")
 LOADING_S = 0.002
 # Heads that may wait for an idle moment, and tokens that one may cost beside the new ones.
 MAX_HEADS = 64
@@ -60,6 +64,8 @@ class Engine:
             self.admission.expiry.note(stored.key, stored.expires_s)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)
         self.sampler, self.landing = Sampler(), Landing()
+        self._launching = Launching(self.scheduler)
+        self._ahead: Ahead | None = None
         self.watch = ReuseWatch()
         self.kept: dict[bytes, CachedSegment] = {}
         self.heads: deque[Task] = deque(maxlen=MAX_HEADS)
@@ -107,7 +113,8 @@ class Engine:
         self.expire()
         if self.heads and not self.scheduler.has_work:
             self._begin_head(self.heads.popleft())
-        work = self.scheduler.schedule()
+        ahead, self._ahead = self._launching.left(self._ahead), None
+        work = self.scheduler.schedule() if ahead is None else ahead.work
         done = self._failures() + self._warmed()
         is_loading = self.scheduler.is_loading
         self.is_stalled = work is None and not done and not is_loading and self.scheduler.is_waiting_for_others
@@ -116,9 +123,8 @@ class Engine:
                 self.tiers.wait(LOADING_S)
             return done
         began = time.perf_counter()
-        try:
-            result = self._run(work)
-        except torch.OutOfMemoryError:
+        result = self._attempted(work, ahead)
+        if result is None:
             return done + self._out_of_memory(work)
         settled = self.settle(work, result)
         if work.encodes:
@@ -129,17 +135,33 @@ class Engine:
                 self.pace.ran([run.chain.num_tokens for run in work.encodes], rows, seconds)
         return done + settled
 
-    def _run(self, work: Work) -> StepResult:
-        """A step and the tokens that it chooses, read back together; meanwhile others may be taken in."""
-        launched = self.runner.launch(work.chains)
+    def _attempted(self, work: Work, ahead: Ahead | None) -> StepResult | None:
+        """``None`` for a step that the device has too little memory for; what it took of that is free again then."""
+        try:
+            return self._run(work, self.runner.launch(work.chains) if ahead is None else ahead.launched)
+        except (RuntimeError, MemoryError) as fault:
+            if not is_out_of_memory(fault, self.runner.pool.device):
+                raise
+            logger.warning("a step ran out of memory and starts again, with fewer tokens: %s", fault)
+            return None
+
+    def _run(self, work: Work, launched: Launched) -> StepResult:
+        """The tokens that a step chooses, read back together; meanwhile others come, or the next is launched."""
         choice = self.choose(work, launched.logits, launched.known)
         together = launched.together if choice.tensors is launched.known else None
         read_back = ReadBack([launched.is_finite, *choice.tensors], self.landing, together)
         if not work.encodes:
             self.scheduler.advance(work)
         self.meanwhile(read_back)
+        self._ahead = self._launching.launch_behind(work, choice, self.runner)
         is_finite, *chosen = read_back.wait()
         return StepResult(launched.logits, launched.broken(is_finite), choice.tokens(chosen))
+
+    def rest(self) -> None:
+        """Wait for a step that was launched ahead, be it in vain; ``step`` reads its tokens all the same."""
+        device = self.runner.pool.device
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
 
     def choose(self, work: Work, logits: Tensor, known: Likeliest | None = None) -> Choice:
         """One token for every row of ``logits [R, vocab]``, on the device."""
@@ -152,6 +174,7 @@ class Engine:
 
     def close(self) -> None:
         """Save what is to outlive this process, and end the store's threads."""
+        self.rest()
         self.tiers.close()
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:
@@ -263,9 +286,11 @@ class Engine:
             torch.cuda.synchronize()  # it may be at the step still, whose buffer is filled anew for the next one
             torch.cuda.empty_cache()
         self.store.clear()
+        self._ahead = None
         hurt = self.scheduler.abandon(work)
-        error = WorkerLost("the device ran out of memory in a step; lower memory= to leave room for activations.")
-        return [self._fail(request.id, error) for request in hurt if request.num_failures > 3]
+        failed = [request for request in hurt if request.num_failures > 3]
+        error = WorkerLost(shortage(self.runner.pool.device, self.runner.pool.num_bytes))
+        return [self._fail(request.id, error) for request in failed]
 
 
 def _nothing(read_back: ReadBack) -> None:

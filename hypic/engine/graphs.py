@@ -123,8 +123,9 @@ class Graphs:
                 kept.insert(0, self._record(bucket, kept is self.decodes, memory, stream))
         logger.info("%d steps recorded in %.1f s", len(self.warm + self.decodes), time.perf_counter() - started)
 
-    def run(self, chains: Sequence[Chain]) -> Outputs | None:
-        """What the step leaves, its logits without padding, or ``None`` where no bucket fits."""
+    def run(self, chains: Sequence[Chain], ids: Tensor | None = None) -> Outputs | None:
+        """What the step leaves, its logits without padding, or ``None`` where no bucket fits. ``ids [N]`` are its
+        tokens where only the device knows them."""
         if not all(_is_recordable(chain) for chain in chains):
             return None
         rows = [chain.table_row for chain in chains if chain.table_row is not None]
@@ -137,6 +138,8 @@ class Graphs:
             for row, chain in zip(rows, chains, strict=True):
                 self.pool.table.send(row, chain.context, _num_last(chain))
         recorded.sent.write(fitted(made.found, recorded.bucket))
+        if ids is not None:
+            recorded.sent["ids"][: len(ids)].copy_(ids)
         recorded.graph.replay()
         self.num_replays += 1
         return recorded.outputs._replace(logits=recorded.outputs.logits[: len(made.found["finals"])])

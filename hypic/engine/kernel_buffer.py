@@ -116,35 +116,64 @@ def resolved(places: Ints, num_outputs: int) -> Ints:
     return np.where(places < 0, num_outputs - 1 - places, places).astype(np.int32)
 
 
+class _Stage:
+    """Memory of the host that arrays are sent from: ``numbers``, to be filled once they were ``sent`` last."""
+
+    def __init__(self, total: int, device: torch.device) -> None:
+        self.host = torch.empty(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self.numbers = self.host.numpy()
+        self._sent: torch.cuda.Event | None = None
+
+    def wait(self) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def send(self, target: Tensor) -> None:
+        target.copy_(self.host, non_blocking=True)
+        if target.is_cuda:
+            self._sent = self._sent or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._sent.record(torch.cuda.current_stream(target.device))
+
+
 class Sent:
-    """Arrays on a device, by name: views of one buffer, which later arrays of the same lengths may overwrite."""
+    """Arrays on a device, by name: views of one buffer, which later arrays of the same lengths may overwrite. They are
+    sent from two places in turn, so that a step can be sent while the one before is under way."""
 
     def __init__(self, found: Arrays, device: torch.device) -> None:
         starts, total = {}, 0
         for name, values in found.items():
             starts[name] = total
             total += -(-values.size // ALIGNED) * ALIGNED
-        self._starts, self._host = starts, torch.empty(total, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._starts, self._stages = starts, [_Stage(total, device)]
         self._device = torch.empty(total, dtype=torch.int32, device=device)
         self._shapes = {name: values.shape for name, values in found.items()}
-        self._numbers = self._host.numpy()
-        self._fill(found)
-        self._first = self._numbers.copy()
-        self._device.copy_(self._host, non_blocking=True)
+        self._fill(found, self._stages[0].numbers)
+        self._device.copy_(self._stages[0].host, non_blocking=True)
+
+    @cached_property
+    def _first(self) -> Ints:
+        return self._stages[0].numbers.copy()
 
     def write(self, found: Arrays) -> None:
-        """Send contents; what is shorter than the first ones keeps their end. The caller has waited for the step that
-        used the former contents."""
-        self._numbers[:] = self._first
-        self._fill(found)
-        self._device.copy_(self._host, non_blocking=True)
+        """Send contents, behind the step that uses the former ones; what is shorter than the first keeps their end."""
+        first, stage = self._first, self._next_stage()
+        stage.wait()
+        stage.numbers[:] = first
+        self._fill(found, stage.numbers)
+        stage.send(self._device)
 
-    def _fill(self, found: Arrays) -> None:
+    def _next_stage(self) -> _Stage:
+        if len(self._stages) == 1:
+            self._stages.append(_Stage(len(self._device), self._device.device))
+        self._stages.reverse()
+        return self._stages[0]
+
+    def _fill(self, found: Arrays, numbers: Ints) -> None:
         for name, values in found.items():
             shape = self._shapes[name]
             fits = values.shape[1:] == shape[1:] and len(values) <= shape[0]
             assert fits, f"{name} has shape {values.shape}, which does not fit {shape}"
-            self._numbers[self._starts[name] : self._starts[name] + values.size] = values.reshape(-1)
+            numbers[self._starts[name] : self._starts[name] + values.size] = values.reshape(-1)
 
     def __contains__(self, name: str) -> bool:
         return name in self._shapes

@@ -168,7 +168,7 @@ def _runs(sent: Sent, counts: RunCounts) -> Runs:
 def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
     """Maps of chunks are source 0; source 1 are the pool's entries, or the interiors gathered from it."""
     initial = sent["initial_slots"] if not prefix else torch.zeros_like(sent["fold_states"])
-    entries = (pool.num_transitions, pool.num_states + 1)
+    entries = (pool.num_transitions, pool.spare_state)
     if counts.gathers and not prefix:
         entries = (len(sent["interior_states"]),) * 2
     return Chains(
@@ -177,15 +177,13 @@ def _chains(sent: Sent, prefix: str, counts: Counts, pool: Pool) -> Chains:
         initial_index=initial,
         num_transitions=(counts.num_chunks, entries[0]),
         num_states=(counts.num_chunks, entries[1]),
-        num_initial=pool.num_states + 1,
+        num_initial=pool.spare_state,
         num_outputs=0 if prefix else counts.num_outputs,
     )
 
 
 def _slotted(sent: Sent, counts: Counts, pool: Pool) -> Slotted:
-    chains = replace(
-        _chains(sent, "", counts, pool), elements=sent["slotted_elements"], num_outputs=pool.num_states + 1
-    )
+    chains = replace(_chains(sent, "", counts, pool), elements=sent["slotted_elements"], num_outputs=pool.spare_state)
     return Slotted(chains, sent.long("copies_from"), sent.long("copies_to"))
 
 

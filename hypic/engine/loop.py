@@ -248,6 +248,7 @@ def _watched(engine: Engine) -> Compiled | None:
 
 
 def _outcome(run: Callable[[Engine], object], engine: Engine) -> object:
+    engine.rest()
     try:
         return run(engine)
     except Exception as error:  # the caller waits for the reply and gets it raised

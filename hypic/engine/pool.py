@@ -57,13 +57,16 @@ class Pool:
         device: torch.device,
         form: StorageForm = StorageForm(),
         segment_tokens: int = TYPICAL_SEGMENT_TOKENS,
+        num_ahead: int = 0,
     ) -> None:
         self.layout, self.page_size, self.device, self.form = layout, page_size, device, form
         self.max_context, self.segment_tokens = max_context, segment_tokens
-        self.num_pages, self.num_states, self.num_transitions = self._split(budget_bytes, max_context, num_running)
+        left_bytes, self.num_ahead = budget_bytes - num_ahead * layout.state_bytes, num_ahead
+        self.num_pages, self.num_states, self.num_transitions = self._split(left_bytes, max_context, num_running)
         self.capacity = Need(self.num_pages, self.num_states, self.num_transitions)
         self._pages = list(range(self.num_pages - 1, -1, -1))
         self._states = list(range(self.num_states, 0, -1))
+        self.ahead = list(range(self.num_states + num_ahead, self.num_states, -1))
         self._transitions = list(range(self.num_transitions - 1, -1, -1))
         self._references = np.zeros(self.num_pages, dtype=np.int32)
         self._allocate()
@@ -83,7 +86,7 @@ class Pool:
             tensor[0].zero_()
 
     def _stacks(self) -> Stacks:
-        layout, tokens, slots = self.layout, (self.num_pages + 1) * self.page_size, self.num_states + 2
+        layout, tokens, slots = self.layout, (self.num_pages + 1) * self.page_size, self.spare_state + 1
 
         def stack(shapes: Sequence[tuple[int, ...]], count: int, dtype: torch.dtype) -> tuple[Stack, ...]:
             return stacked(shapes, count, dtype, self._empty)
@@ -108,13 +111,13 @@ class Pool:
     @property
     def num_bytes(self) -> int:
         """What the pool holds of the device's memory."""
-        slots = (self.num_states + 2) * self.layout.state_bytes + self.num_transitions * self.layout.transition_bytes
+        slots = (self.spare_state + 1) * self.layout.state_bytes + self.num_transitions * self.layout.transition_bytes
         return (self.num_pages + 1) * self.page_bytes + slots
 
     @property
     def spare_state(self) -> int:
         """The state slot that padding writes to."""
-        return self.num_states + 1
+        return self.num_states + self.num_ahead + 1
 
     @property
     def spare_token(self) -> int:

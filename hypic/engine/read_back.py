@@ -42,7 +42,8 @@ def _place(num_bytes: int, sleeps: bool) -> tuple[Tensor, torch.cuda.Event]:
 class ReadBack:
     """``tensors`` of one device, read by the host later. The host goes on until ``wait``.
 
-    ``together`` are the tensors ``packed`` already; ``landing`` gives memory that is there already.
+    ``together`` are the tensors ``packed`` already, which the next step may overwrite; ``landing`` gives memory that is
+    there already.
     """
 
     @torch.inference_mode()
@@ -57,6 +58,8 @@ class ReadBack:
             self._host, self._arrived = (landing or Landing()).next(len(together))
             self._host.copy_(together, non_blocking=True)
             self._arrived.record(torch.cuda.current_stream(together.device))
+        elif together is not None:
+            self._host = together.clone()
 
     @property
     def has_come(self) -> bool:
@@ -65,9 +68,10 @@ class ReadBack:
 
     def wait(self) -> list[Tensor]:
         """The tensors on the host, once the device has come so far."""
-        if self._host is None or self._arrived is None:
+        if self._host is None:
             return self._tensors
-        self._arrived.synchronize()
+        if self._arrived is not None:
+            self._arrived.synchronize()
         return unpacked(self._host, self._tensors)
 
 

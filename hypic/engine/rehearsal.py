@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from hypic.engine.chain import ZERO_SLOT, Chain, FoldInto, InteriorLink, RowLink
+from hypic.engine.free_memory import is_out_of_memory
 from hypic.engine.kernel_batch import MIN_DENSE_TOKENS, Geometry
 from hypic.engine.kernel_tiles import Tiling
 from hypic.engine.pool import Pool
@@ -113,7 +114,7 @@ def rehearse(run: Callable[[Step], object], pool: Pool, limits: Limits) -> None:
     slots = pool.slots_of(pages, pool.page_size)
     made = Makings(slots, pool.max_context, (states[0], transition), (states[1], states[2]))
     try:
-        _run_all(run, made, limits, pool.num_pages * pool.page_size)
+        _run_all(run, made, limits, pool)
     finally:
         pool.drop_pages(pages)
         pool.drop_transition(transition)
@@ -121,17 +122,18 @@ def rehearse(run: Callable[[Step], object], pool: Pool, limits: Limits) -> None:
             pool.drop_state(state)
 
 
-def _run_all(run: Callable[[Step], object], made: Makings, limits: Limits, room: int) -> None:
-    """``room``: tokens that the pool has place for, and so a step."""
+def _run_all(run: Callable[[Step], object], made: Makings, limits: Limits, pool: Pool) -> None:
     run([made.chain(min(len(made.slots), made.context))])  # every slot holds numbers from here on
     for step in (*attention_steps(made, limits.tiling), *state_steps(made, limits)):
         is_possible = sum(chain.num_tokens for chain in step) <= 2 * limits.step_tokens
         if is_possible and all(len(chain.context) <= made.context for chain in step):
             run(step)
-    for step in sized_steps(made, limits, room):
+    for step in sized_steps(made, limits, pool.num_pages * pool.page_size):
         try:
             run(step)
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as fault:
+            if not is_out_of_memory(fault, pool.device):
+                raise
             num_tokens = sum(chain.num_tokens for chain in step)
             logger.warning(
                 "no room for %d tokens a step beside the pool; lower memory= or max_step_tokens=", num_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from hypic.engine.plan import Interior, Mark, Plan
 from hypic.engine.segment import CachedSegment, Slots
 from hypic.engine.store.threads import Pending
 from hypic.types import Outcome
+
+UNKNOWN = 0
 
 
 @dataclass
@@ -24,7 +26,7 @@ class Held:
     ``entries`` are pinned until the request's state has taken them in; from then on only their pages are held,
     ``folded``. ``wanted`` are interiors not asked for yet, in prompt order, and ``spare`` pages that are kept for them;
     ``in_pieces`` says that memory is too small to hold them all at once. ``last`` is where an entry that was asked for
-    ends last.
+    ends last. ``other_slot`` is a second state slot, or 0: steps that are launched ahead write to it.
     """
 
     slots: Slots
@@ -39,11 +41,17 @@ class Held:
     entries: dict[bytes, CachedSegment] = field(default_factory=dict)
     folded: list[CachedSegment] = field(default_factory=list)
     num_own: int = 0
+    other_slot: int = 0
 
     @property
     def parts(self) -> list[CachedSegment]:
         """All that the running state is made of, or will be."""
         return [*([] if self.snapshot is None else [self.snapshot]), *self.folded, *self.entries.values()]
+
+    def turn_to(self, slot: int) -> None:
+        """The running state is in ``slot`` from now on, one of the two."""
+        if slot == self.other_slot:
+            self.state_slot, self.other_slot = slot, self.state_slot
 
     def take_spare(self, count: int) -> list[int]:
         """The last ``count`` of the pages that are kept, no longer among them."""
@@ -137,14 +145,14 @@ class Request:
         is_asked_for = not held.wanted or span.start < held.wanted[0].start
         return held.entries.get(span.key) if is_asked_for else None
 
-    def decode_chain(self, slot: int) -> Chain:
-        """One row of the last generated token."""
+    def decode_chain(self, slot: int, is_ahead: bool = False) -> Chain:
+        """One row of the last generated token, or ``is_ahead`` of the next one, which only the device knows."""
         held, position = self._held(), self.done
         held.slots[position] = slot
-        token = self.generated[position - len(self.prompt.ids)]
+        token = UNKNOWN if is_ahead else self.generated[position - len(self.prompt.ids)]
         row = RowLink([token], position, held.slots[position : position + 1])
-        context = held.slots[: position + 1]
-        return self._chain([row], context, wants_logits=self._is_new(position + 1))
+        chain = self._chain([row], held.slots[: position + 1], is_ahead or self._is_new(position + 1))
+        return replace(chain, final_slot=held.other_slot) if is_ahead else chain
 
     def prefill_chain(
         self, budget: int, is_ready: Callable[[CachedSegment], bool], snapshot_slot: Callable[[Mark], int | None]

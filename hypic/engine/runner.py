@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from hypic.config import EngineConfig
 from hypic.engine import adapter, models, weights
 from hypic.engine.batch import Batch, Chain, chain_tokens
+from hypic.engine.free_memory import free_bytes, is_out_of_memory
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_batch import Geometry, pack
 from hypic.engine.kernel_choice import geometry_of, path_of
@@ -23,9 +23,10 @@ from hypic.engine.pool import Layout, Pool
 from hypic.engine.read_back import ReadBack
 from hypic.engine.rehearsal import Limits, rehearse
 from hypic.engine.sampler import Likeliest, SampledToken
+from hypic.engine.sampling_state import on
 from hypic.engine.segment import Identity
 from hypic.engine.shares import step_tokens
-from hypic.engine.sizing import split_of
+from hypic.engine.sizing import ahead_of, split_of
 from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
 
@@ -57,6 +58,17 @@ class Launched:
     known: Likeliest | None = None
     together: Tensor | None = None
 
+    @torch.inference_mode()
+    def only(self, numbers: Sequence[int]) -> Launched:
+        """Of some of the chains, all of which wanted logits."""
+        at, known = on(self.logits.device, numbers, torch.long), self.known
+        return Launched(
+            self.logits.index_select(0, at),
+            self.is_finite,
+            [self.spans[number] for number in numbers],
+            None if known is None else Likeliest(*(tensor.index_select(0, at) for tensor in known)),
+        )
+
     def broken(self, is_finite: Tensor) -> frozenset[int]:
         """Numbers of the chains that are not finite, from what the host has read."""
         whole = is_finite.numpy()
@@ -83,33 +95,36 @@ class Runner:
         (is_finite,) = ReadBack([launched.is_finite]).wait()
         return StepResult(launched.logits, launched.broken(is_finite))
 
-    def launch(self, chains: Sequence[Chain]) -> Launched:
-        """Hand a step to the device; nothing is read back."""
+    def launch(self, chains: Sequence[Chain], ids: Tensor | None = None) -> Launched:
+        """Hand a step to the device; nothing is read back. ``ids [N]`` are its tokens where only the device knows them,
+        and those of the chains are none."""
         num_weights = self.weight_bytes // self.pool.layout.dtype.itemsize
         work = 2 * num_weights * sum(chain.num_tokens for chain in chains)
         threads = torch.get_num_threads()
         if self.pool.device.type != "cpu" or threads == 1 or work > SMALL_STEP:
-            return self._launch(chains)
+            return self._launch(chains, ids)
         torch.set_num_threads(1)  # many small operations: handing each to several threads costs more than it saves
         try:
-            return self._launch(chains)
+            return self._launch(chains, ids)
         finally:
             torch.set_num_threads(threads)
 
     @torch.inference_mode()
-    def _launch(self, chains: Sequence[Chain]) -> Launched:
-        left = None if self.graphs is None else self.graphs.run(chains)
+    def _launch(self, chains: Sequence[Chain], ids: Tensor | None) -> Launched:
+        left = None if self.graphs is None else self.graphs.run(chains, ids)
         if left is None:
-            return Launched(*self._forward(chains), chain_tokens(chains))
+            return Launched(*self._forward(chains, ids), chain_tokens(chains))
         known = Likeliest(left.ids, left.finite)
         return Launched(left.logits, left.is_finite, chain_tokens(chains), known, left.together)
 
-    def _forward(self, chains: Sequence[Chain]) -> tuple[Tensor, Tensor]:
+    def _forward(self, chains: Sequence[Chain], ids: Tensor | None) -> tuple[Tensor, Tensor]:
         layout = self.pool.layout
         if self.geometry is not None:
             batch = pack(chains, self.geometry, self.pool)
         else:
             batch = Batch.pack(chains, layout.conv_width, self.pool.device, layout.key_dim)
+        if ids is not None:
+            batch = replace(batch, ids=ids.to(batch.ids.dtype))
         hidden, is_finite = self.model.forward_final(batch, self.pool)
         return self.model.logits(hidden), is_finite
 
@@ -147,9 +162,10 @@ class Runner:
     ) -> Runner:
         layout, budget = model.layout, config.memory_bytes(free_bytes(device))
         context, _ = split_of(layout, model.max_context, budget, config)
-        pool = _pool(layout, budget, context, config, device, form)
-        _log_split(pool, _num_bytes(model), device)
         geometry = geometry_of(model, layout, config.kernels, device)
+        ahead = ahead_of(layout, budget, context, replace(config, device=device.type))
+        pool = _pool(layout, budget, context, config, device, form, ahead)
+        _log_split(pool, _num_bytes(model), device)
         identity = replace(identity, path=path_of(geometry, device))
         made = cls(model, pool, identity, context, _num_bytes(model), geometry)
         if geometry is None or device.type != "cuda":
@@ -216,39 +232,25 @@ def too_much(config: EngineConfig, budget_bytes: int, device: torch.device, num_
 
 
 def _pool(
-    layout: Layout, budget: int, context: int, config: EngineConfig, device: torch.device, form: StorageForm
+    layout: Layout, budget: int, context: int, config: EngineConfig, device: torch.device, form: StorageForm, ahead: int
 ) -> Pool:
     """The pool, or one sentence; what was taken of it is free again then.
 
     Raises:
         ConfigError: the device has less memory after all: others took it meanwhile, or it lies in pieces.
     """
-    out_of_memory = torch.OutOfMemoryError if device.type == "cuda" else RuntimeError  # what torch's allocators raise
-    with suppress(out_of_memory):
+    try:
         return Pool(
-            layout, budget, config.page_size, context, config.max_running, device, form, config.typical_segment_tokens
-        )
+            layout, budget, config.page_size, context, config.max_running, device, form, config.typical_segment_tokens,
+            ahead,
+        )  # fmt: skip
+    except (RuntimeError, MemoryError) as fault:
+        if not is_out_of_memory(fault, device):
+            raise
     # Not while the fault is handled: its traceback holds what was allocated.
     if device.type == "cuda":
         torch.cuda.empty_cache()
     raise too_much(config, budget, device, free_bytes(device))
-
-
-def free_bytes(device: torch.device) -> int:
-    """Free memory of a device, with what torch keeps of it for itself, or of the machine for the CPU."""
-    if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
-    available = _meminfo("MemAvailable")
-    return available if available is not None else 4 * 2**30
-
-
-def _meminfo(name: str) -> int | None:
-    path = Path("/proc/meminfo")
-    if not path.is_file():
-        return None
-    lines = (line.split() for line in path.read_text().splitlines())
-    return next((int(words[1]) * 1024 for words in lines if words[0] == f"{name}:"), None)
 
 
 def device_of(name: str) -> torch.device:

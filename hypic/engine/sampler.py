@@ -96,8 +96,9 @@ class Sampler:
 
     @torch.inference_mode()
     def choose(self, logits: Tensor, states: Sequence[SamplingState], known: Likeliest | None = None) -> Choice:
-        """The same, left on the device: the host waits for nothing, unless a row has a ``top_p`` (whose filter asks
-        how many ids are left). What is ``known`` of the logits, and perhaps of rows behind them, is not computed."""
+        """The same, left on the device: the host waits for nothing, unless a row has a ``top_p`` and another, or
+        itself, no ``top_k`` (then the filter asks how many ids are left). What is ``known`` of the logits, and perhaps
+        of rows behind them, is not computed."""
         if all(state.is_plain for state in states):
             return Choice(states, likeliest(logits) if known is None else known)
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -168,15 +169,15 @@ def filter_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     temperature, top_p, min_p = columns[:, 0:1], columns[:, 1:2], columns[:, 2:3]
     # The likeliest at zero: no temperature is small enough to overflow.
     scores = (scores - scores.amax(-1, keepdim=True)) / temperature.to(scores.dtype)
-    scores = _top_k(scores, [int(value_of(p.top_k)) for p in params])
+    sizes = [k if 0 < k < scores.shape[-1] else scores.shape[-1] for k in (int(value_of(p.top_k)) for p in params)]
+    scores = _top_k(scores, sizes)
     if any(value_of(p.top_p) < 1.0 for p in params):
-        scores = _top_p(scores, top_p)
+        scores = _top_p(scores, top_p, max(sizes))
     return scores.masked_fill(scores < min_p.log(), -torch.inf)
 
 
-def _top_k(scores: Tensor, top_k: Sequence[int]) -> Tensor:
+def _top_k(scores: Tensor, sizes: Sequence[int]) -> Tensor:
     vocab_size = scores.shape[-1]
-    sizes = [k if 0 < k < vocab_size else vocab_size for k in top_k]
     limited = [k for k in sizes if k < vocab_size]
     if not limited:
         return scores
@@ -187,9 +188,10 @@ def _top_k(scores: Tensor, top_k: Sequence[int]) -> Tensor:
     return scores.masked_fill(scores < lowest, -torch.inf)
 
 
-def _top_p(scores: Tensor, top_p: Tensor) -> Tensor:
-    # After top-k few ids are left, and only they need sorting.
-    num_left = max(1, int((scores > -torch.inf).sum(-1).max()))
+def _top_p(scores: Tensor, top_p: Tensor, most: int) -> Tensor:
+    # After top-k few ids are left, and only they need sorting. Where every row is limited they are the ``most``
+    # likeliest and what ties with the last of these, which stays or goes with it: nobody need ask the device.
+    num_left = most if most < scores.shape[-1] else max(1, int((scores > -torch.inf).sum(-1).max()))
     ordered, ids = scores.topk(num_left, dim=-1)
     # Weights over the whole row, whose width does not depend on the other rows.
     weights = scores.double().softmax(-1).gather(-1, ids)

@@ -251,6 +251,8 @@ class Scheduler:
             request = run.request
             request.computed += 0 if request.is_decoding else run.chain.num_tokens
             request.done, request.initial_slot = run.reached, run.chain.final_slot
+            if request.held is not None:
+                request.held.turn_to(run.chain.final_slot)
             self.admission.settle(request)
             request.prepare_end()
 

@@ -17,6 +17,10 @@ MIB = 2**20
 # The context that is chosen from a budget is a whole number of tokens in whole pages: by so many pages can what a
 # budget needs run ahead of it.
 ROUNDING_PAGES = 2
+# Requests that decode together beyond which the host is no longer what a step waits for; one part in so many of what is
+# left of a budget.
+MOST_AHEAD = 16
+AHEAD_SHARE = 16
 
 
 class Kept(Protocol):
@@ -54,6 +58,14 @@ def needed_bytes(kept: Kept, page_size: int, max_context: int, num_running: int)
     # Padded tokens write to one page and one state slot more, and one slot is all zeros.
     pages, states = fewest.pages + 1, fewest.states + 2
     return pages * page_size * kept.token_bytes + states * kept.state_bytes + kept.transition_bytes
+
+
+def num_ahead(kept: Kept, budget_bytes: int, page_size: int, max_context: int, num_running: int) -> int:
+    """State slots for steps that are launched ahead: one for each of a few requests, out of a small share of what a
+    budget holds beside its reserve."""
+    spare = budget_bytes - needed_bytes(kept, page_size, max_context, num_running)
+    most = min(MOST_AHEAD, num_running)
+    return max(0, min(most, spare // (AHEAD_SHARE * kept.state_bytes))) if kept.state_bytes else most
 
 
 def split(
@@ -107,9 +119,18 @@ def split_of(kept: Kept, longest: int, budget_bytes: int, config: EngineConfig) 
             f"and one request of {context} tokens; pass memory='{enough}MiB' or more, or lower max_context= or "
             "max_running=."
         )
+    left_bytes = budget_bytes - ahead_of(kept, budget_bytes, context, config) * kept.state_bytes
     return context, split(
-        kept, budget_bytes, config.page_size, context, config.max_running, config.typical_segment_tokens
+        kept, left_bytes, config.page_size, context, config.max_running, config.typical_segment_tokens
     )
+
+
+def ahead_of(kept: Kept, budget_bytes: int, context: int, config: EngineConfig) -> int:
+    """State slots for steps that are launched ahead, none unless the device is named a GPU: elsewhere a step is over
+    when it is launched, and one that is launched ahead would keep a token waiting."""
+    if not config.device.startswith("cuda"):
+        return 0
+    return num_ahead(kept, budget_bytes, config.page_size, context, config.max_running)
 
 
 def enough_bytes(kept: Kept, longest: int, budget_bytes: int, config: EngineConfig) -> int:

@@ -148,9 +148,9 @@ class Index:
         ``k`` that match. Without an embedder a passage has to share a word with the query.
 
         Raises:
-            RetrieverError: the query is not ``str`` or ``k`` is below 1.
+            RetrieverError: the query is not ``str``, or ``k`` no whole number from 1 up.
         """
-        if not isinstance(query, str) or k < 1:
+        if not isinstance(query, str) or not isinstance(k, int) or isinstance(k, bool) or k < 1:
             raise RetrieverError(f"search got the query {query!r} and k={k!r}; pass a text and k of 1 or more.")
         vector = None
         if self.embedder is not None and self._vectors is not None and query.strip():

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -396,3 +398,11 @@ def test_a_terminal_that_knows_only_ascii() -> None:
         env={**environment(), "PYTHONIOENCODING": "ascii"}, capture_output=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == b"caf?[2J\n"
+
+
+def test_a_command_tells_how_it_is_itself_started_with_a_real_model() -> None:
+    llm: Any = SimpleNamespace(model_name="tiny")
+    told = engine.Loaded(llm, "nowhere", is_bundled=True, example="hypic serve Qwen/Qwen3.5-0.8B").introduction
+    assert "\n  hypic serve Qwen/Qwen3.5-0.8B\n" in told and "hypic ask" not in told
+    assert "\n  hypic ask --model " in engine.Loaded(llm, "nowhere", is_bundled=True).introduction
+    assert "real one" not in engine.Loaded(llm, "nowhere", is_bundled=False).introduction

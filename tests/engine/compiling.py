@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hypic.engine.layers import mamba2, mlp, moe, norm, rotary
+from hypic.engine.layers import mamba2, mlp, moe, norm, rotary, routers
 from hypic_kernels import attention, compose, conv, decay, delta, experts, matvec, pointwise
 from hypic_kernels.attention import launching
 from hypic_kernels.attention.layout import Chip
@@ -103,7 +103,7 @@ def as_on_an_h200(patch: pytest.MonkeyPatch) -> Noted:
             patch.setattr(package, name, functools.partial(getattr(package, name), backend="triton"))
     for owner, name in YES:
         patch.setattr(owner, name, lambda *_, **__: True)
-    for room in (mamba2, mlp, moe, norm, rotary):
+    for room in (mamba2, mlp, norm, rotary, routers):
         patch.setattr(room, "by_kernel", lambda x: not torch.is_grad_enabled())
     for owner in (attention, launching):
         patch.setattr(owner, "chip_of", lambda device: Chip())

@@ -190,11 +190,12 @@ class Answer:
 class _Watched:
     """A model that also computes the rows that a step leaves out, and notes their hidden states.
 
-    The engine gets what its own forward gives; the other pass runs before, and what it wrote is taken back.
+    The engine gets what its own forward gives; the other pass runs before, and what it wrote is taken back. Not where
+    steps are launched ahead (``is_noting``), since a step is judged when the next one has run.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, is_noting: bool) -> None:
+        self.model, self.is_noting = model, is_noting
         self.last: tuple[Batch, Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -205,6 +206,8 @@ class _Watched:
         return self.model.layout
 
     def forward_final(self, batch: Batch, pool: Pool) -> tuple[Tensor, Tensor]:
+        if not self.is_noting:
+            return self.model.forward_final(batch, pool)
         slots, folds = _written(batch)
         touched = [(tensor, slots, tensor[slots]) for tensor in (*pool.states, *pool.tails)]
         touched += [(tensor, folds, tensor[folds]) for tensor in pool.transitions]
@@ -239,10 +242,15 @@ class SizedPool(Pool):
     """A pool of exactly so many pages, states and transitions."""
 
     def __init__(
-        self, loaded: Runner, page_size: int, sizes: tuple[int, int, int], form: StorageForm = StorageForm()
+        self,
+        loaded: Runner,
+        page_size: int,
+        sizes: tuple[int, int, int],
+        form: StorageForm = StorageForm(),
+        num_ahead: int = 0,
     ) -> None:
         self.sizes = sizes
-        super().__init__(loaded.pool.layout, 0, page_size, 4096, 64, loaded.pool.device, form)
+        super().__init__(loaded.pool.layout, 0, page_size, 4096, 64, loaded.pool.device, form, num_ahead=num_ahead)
 
     def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
         return self.sizes
@@ -265,9 +273,10 @@ class Bench:
         kernels: str = "auto",
         store: str | None = None,
         form: StorageForm = StorageForm(),
+        num_ahead: int = 0,
     ) -> None:
-        self.watched = _Watched(getattr(loaded.model, "model", loaded.model))
-        pool = SizedPool(loaded, page_size, sizes, form)
+        self.watched = _Watched(getattr(loaded.model, "model", loaded.model), is_noting=not num_ahead)
+        pool = SizedPool(loaded, page_size, sizes, form, num_ahead)
         geometry = geometry_of(self.watched.model, pool.layout, kernels, pool.device)
         identity = replace(loaded.identity, storage=form.name, path=path_of(geometry, pool.device))
         runner = Runner(
@@ -288,6 +297,9 @@ class Bench:
         self._settle, self.engine.settle = self.engine.settle, self._note  # type: ignore[method-assign]
 
     def _note(self, work: Work, result: StepResult) -> list[Emission]:
+        if not self.watched.is_noting:
+            self.restarts.update({run.request.id: run.request.restarts for run in work.requests})
+            return self._settle(work, result)
         batch, hidden = self._last()
         logits = self.watched.logits(hidden)
         for number, run in enumerate(work.requests, len(work.encodes)):
@@ -405,7 +417,8 @@ class Bench:
         assert [references[p] for p in range(self.pool.num_pages)] == self.pool._references.tolist()
         free = self.pool.free
         assert len(set(self.pool._pages)) == free.pages == sum(count == 0 for count in references.values())
-        assert sorted([*states, *self.pool._states]) == list(range(1, self.pool.num_states + 1))
+        states += [*self.pool._states, *self.pool.ahead]
+        assert sorted(states) == list(range(1, self.pool.num_states + self.pool.num_ahead + 1))
         assert sorted([*transitions, *self.pool._transitions]) == list(range(self.pool.num_transitions))
         assert all(entry.pins == held.get(entry.key, 0) for entry in self.store), "pins are not those of requests"
         stats = self.store.stats
@@ -429,7 +442,7 @@ class Bench:
                 pins[job.base.key] = pins.get(job.base.key, 0) + 1
         for request in self.engine.scheduler.running.values():
             assert request.held is not None
-            states.append(request.held.state_slot)
+            states += [request.held.state_slot, *([request.held.other_slot] if request.held.other_slot else [])]
             pages += request.held.pages + request.held.spare
             pages += [page for folded in request.held.folded for page in folded.pages]
             used = [*request.held.entries.values(), *([request.held.snapshot] if request.held.snapshot else [])]
@@ -443,5 +456,5 @@ class Bench:
         self.assert_sound()
         assert self.store.stats.num_pinned == 0
         self.store.clear()
-        assert self.pool.free == self.at_start
+        assert self.pool.free == self.at_start and len(self.pool.ahead) == self.pool.num_ahead
         assert self.store.stats.held_bytes == self.store.stats.num_entries == 0

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hypic.engine.layers import mamba2, mlp, moe, norm, rotary
+from hypic.engine.layers import mamba2, mlp, moe, norm, rotary, routers
 from hypic_kernels import attention, compose, conv, decay, delta, experts, pointwise
 
 # Launches of a call of ours.
@@ -76,7 +76,7 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def as_on_a_gpu(patch: pytest.MonkeyPatch, launches: Launches) -> None:
     """Layers take the path of a GPU, on kernels' references; calls of ours are counted."""
-    for room in (mamba2, mlp, moe, norm, rotary):
+    for room in (mamba2, mlp, norm, rotary, routers):
         patch.setattr(room, "by_kernel", lambda x: not torch.is_grad_enabled())
     patch.setattr(moe.Experts, "can_multiply", lambda self, x: True)
     patch.setattr(moe.Experts, "can_group", lambda self, x: False)

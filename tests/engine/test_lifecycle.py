@@ -255,6 +255,40 @@ def test_a_seeded_request_that_starts_again_gets_the_tokens_that_it_would_have_g
     assert len(set(expected)) > 3 and broken == ([3, 6] if fail_in else [])
 
 
+MHA = "Expected mha_graph->execute(handle, variant_pack, workspace_ptr.get()).is_good() to be true, but got false."
+
+
+def test_a_library_that_says_in_words_of_its_own_that_memory_is_short_is_understood(
+    bench: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = bench("qwen").ask(few_segments(), max_tokens=6).ids
+    engine = bench("qwen", max_step_tokens=512)
+    sound = engine.watched.forward_final
+
+    def failing(batch: Any, pool: Any) -> Any:
+        if engine.num_steps in (2, 3):
+            raise RuntimeError("Triton Error [CUDA]: out of memory")
+        return sound(batch, pool)
+
+    engine.watched.forward_final = failing  # type: ignore[method-assign]
+    assert engine.ask(few_segments(), max_tokens=6).ids == expected
+    assert engine.engine.scheduler.max_step_tokens == 128
+    assert sum("a step ran out of memory" in said for said in caplog.messages) == 2
+    engine.assert_back_to_start()
+
+
+def test_an_attention_that_fails_while_there_is_memory_is_no_lack_of_it(bench: Make) -> None:
+    engine = bench("qwen")
+
+    def failing(batch: Any, pool: Any) -> Any:
+        raise RuntimeError(MHA)
+
+    engine.watched.forward_final = failing  # type: ignore[method-assign]
+    engine.add(few_segments())
+    with pytest.raises(RuntimeError, match="mha_graph"):
+        engine.run()
+
+
 def test_a_request_that_always_runs_out_of_memory_fails(bench: Make) -> None:
     engine = bench("qwen")
 
@@ -265,7 +299,8 @@ def test_a_request_that_always_runs_out_of_memory_fails(bench: Make) -> None:
     answers = [engine.add(pieces) for pieces in (few_segments(), many_segments())]
     engine.run(limit=40)
     assert all(isinstance(answer.error, WorkerLost) for answer in answers)
-    assert "memory=" in str(answers[0].error)
+    said = str(answers[0].error)
+    assert "cpu ran out of memory in a step: the pool holds" in said and "MiB are free; lower memory=" in said
     engine.assert_back_to_start()
 
 

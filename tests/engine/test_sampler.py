@@ -92,6 +92,27 @@ def test_ids_that_tie_with_the_last_one_stay() -> None:
     assert filtered(logits, top_p=0.5).isfinite().tolist() == [[True, True, True, True, False]]
 
 
+@pytest.mark.parametrize("top_p", [0.05, 0.3, 0.5, 0.7, 0.9, 0.97])
+def test_ids_that_are_left_need_not_be_counted_where_top_k_limits_every_row(
+    top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many that tie, the same stay beside a row without ``top_k``, for which they are counted."""
+    logits = (logits_of(16) * 2).round()
+    counted = filter_scores(
+        torch.cat([logits, logits[:1]]),
+        [state(temperature=0.8, top_p=top_p, top_k=k).params for k in [*range(2, 18), 0]],
+    )
+
+    def never(*args: Any) -> Any:
+        raise AssertionError("the device was asked")
+
+    monkeypatch.setattr(torch.Tensor, "__int__", never)
+    found = filter_scores(logits, [state(temperature=0.8, top_p=top_p, top_k=k).params for k in range(2, 18)])
+    assert torch.equal(found, counted[:-1]) and found.isfinite().sum() > 16
+    with pytest.raises(AssertionError, match="was asked"):
+        filter_scores(logits, [state(temperature=0.8, top_p=top_p).params] * 16)
+
+
 def test_rows_have_their_own_filters() -> None:
     logits = logits_of(4)
     wanted: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}]

@@ -22,7 +22,7 @@ from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError, HypicError, PromptError, PromptTooLong, UnsupportedModel, WorkerLost
 from hypic.integrations.remote import RemoteEngine
 from hypic.kept import Forgotten
-from hypic.types import CacheReport, TextEngine
+from hypic.types import MOST_LOGPROBS, CacheReport, TextEngine
 from hypic_apps.server.app import create_app
 from tests.apps.cli_files import checkpoint
 from tests.apps.server.serving import in_thread, until
@@ -103,6 +103,15 @@ def test_it_says_what_the_engine_says(prompt: Any, llm: LLM, remote: RemoteEngin
     assert len(pieces) > 1 and all(p.report is None and p.usage is None for p in pieces[:-1])
     same_but_for_time(Completion.join(pieces), expected)
     same_but_for_time(Completion.join(asyncio.run(drained(remote.astream(prompt, SAMPLING)))), expected)
+
+
+@pytest.mark.parametrize("number", [20, 21, MOST_LOGPROBS])
+@pytest.mark.parametrize("prompt", [PROMPTS[0], PROMPTS[2]], ids=["chat", "bare"])
+def test_as_many_alternatives_as_the_engine_gives(prompt: Any, number: int, llm: LLM, remote: RemoteEngine) -> None:
+    sampling = SamplingParams(max_tokens=2, temperature=0.0, logprobs=number)
+    expected, found = llm.generate(prompt, sampling), Completion.join(list(remote.stream(prompt, sampling)))
+    assert [len(at.top) for at in found.logprobs] == [number] * len(expected.logprobs) and found.logprobs
+    assert [[i for i, _ in at.top] for at in found.logprobs] == [[i for i, _ in at.top] for at in expected.logprobs]
 
 
 def test_policy_and_sampling_arrive(llm: LLM, remote: RemoteEngine) -> None:

@@ -64,6 +64,62 @@ def test_two_that_watch_are_both_told_in_whatever_order_they_end() -> None:
         triton.knobs.runtime.jit_post_compile_hook = before
 
 
+def length() -> int:
+    """Hooks that Triton calls one after the other, as far as ours and ``over`` say."""
+    hook, num = triton.knobs.runtime.jit_post_compile_hook, 0
+    while hook is not None:
+        hook, num = getattr(hook, "before", None), num + 1
+    return num
+
+
+def over(before: Any) -> Any:
+    """Somebody else's hook, which calls the one that it found."""
+
+    def hook(**compiled: Any) -> None:
+        if before is not None:
+            before(**compiled)
+
+    hook.before = before  # type: ignore[attr-defined]
+    return hook
+
+
+@pytest.mark.parametrize("is_covered", [False, True])
+def test_those_that_come_and_go_leave_no_hook_behind(is_covered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = triton.knobs.runtime
+    monkeypatch.setattr(runtime, "jit_post_compile_hook", over(None))
+    stays = Compiled()
+    stays.watch()
+    if is_covered:
+        runtime.jit_post_compile_hook = over(runtime.jit_post_compile_hook)
+    found, lengths = length(), set()
+    for _ in range(100):
+        one = Compiled()
+        one.watch()
+        one.watch()
+        compile_one("a")
+        assert one.names == ["a"]
+        lengths.add(length())
+        one.end()
+        one.end()
+        assert length() == found
+    assert lengths == {found + is_covered} and stays.names == ["a"] * 100
+    stays.end()
+    assert length() == (3 if is_covered else 1)
+
+
+def test_many_at_once_are_all_told_and_none_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", None)
+    many = [Compiled() for _ in range(100)]
+    for one in many:
+        one.watch()
+    assert length() == 1
+    compile_one("a")
+    assert all(one.names == ["a"] for one in many)
+    for one in many[::2] + many[1::2]:
+        one.end()
+    assert triton.knobs.runtime.jit_post_compile_hook is None
+
+
 @pytest.mark.gpu
 def test_triton_tells_of_what_it_compiles(watched: Compiled) -> None:
     def multiplied(width: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 # The innermost file that is named here says what a kernel was for; what stands first wins within one file.
 ROOMS: Sequence[tuple[str, str]] = (
     ("engine/layers/moe.py", "experts"),
+    ("engine/layers/routers.py", "experts"),
     ("engine/layers/mlp.py", "experts"),
     ("engine/layers/norm.py", "norms"),
     ("engine/layers/rotary.py", "attention"),

@@ -21,6 +21,7 @@ from hypic_apps.cli.serve import port
 if TYPE_CHECKING:
     from rich.console import Console
 
+REAL = "hypic app --model Qwen/Qwen3.5-0.8B"
 SUMMARY = "ask your own documents in a web page"
 EXAMPLES = """
 hypic app
@@ -57,7 +58,11 @@ def run(args: argparse.Namespace) -> int:
     from hypic_apps.cli.screen import notes
 
     console = notes()
-    with _told_to_stop(), _taken(host, args.port) as taken, loaded(args, console) as model:
+    with (
+        _told_to_stop(),
+        _taken(host, args.port) as taken,
+        loaded(args, console, example=REAL) as model,
+    ):
         console.print(model.introduction, style="dim")
         _serve(model, taken, args, console)
     return 0

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     console = notes()
     _keep_every_byte()
-    with loaded(args, console) as model:
+    with loaded(args, console, example="hypic chat --model Qwen/Qwen3.5-0.8B") as model:
         console.print(model.introduction, style="dim")
         sampling = SamplingParams(max_tokens=args.max_tokens)
         template = {} if args.thinking else NO_THINKING

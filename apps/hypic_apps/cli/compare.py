@@ -25,11 +25,11 @@ hypic compare request.json --model path/to/checkpoint --seam 4
 hypic compare request.json --json
 """
 DETAILS = """REQUEST.json is the body of a chat request, {"messages": [...]}, whose content
-parts are segments, or {"segments": ["...", ...], "question": "..."}. A policy
-under "hypic" is followed; flags of the command line win. The prompt is answered
-greedily in full, in full in other company (what rounding does), and from
-segments. If that gives another answer, each segment is run live in turn, and
-wider seams are tried."""
+parts are segments, or {"segments": ["...", ...], "question": "..."}. Its tools,
+its chat_template_kwargs and a policy under "hypic" are followed; flags of the
+command line win. The prompt is answered greedily in full, in full in other
+company (what rounding does), and from segments. If that gives another answer,
+each segment is run live in turn, and wider seams are tried."""
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
     from hypic_apps.cli import screen
 
     console = screen.notes()
-    with loaded(args, console) as model:
+    with loaded(args, console, example="hypic compare request.json --model Qwen/Qwen3.5-0.8B") as model:
         console.print(model.introduction, style="dim")
-        template = {} if args.thinking else NO_THINKING
+        options["chat_template_kwargs"] = _template(options.get("chat_template_kwargs"), args.thinking)
         with screen.working(console, "answering in several ways"):
-            found = model.llm.compare(prompt, args.max_tokens, chat_template_kwargs=template, **options)
+            found = model.llm.compare(prompt, args.max_tokens, **options)
     if args.json:
         screen.result_object({"model": args.model or "bundled", **as_json(found)})
         return 0
@@ -72,7 +72,16 @@ def read(path: Path, flags: Mapping[str, Any]) -> tuple[PromptLike, dict[str, An
     body = _body(path)
     policy = {} if body.get("hypic") is None else {"policy": _policy(body["hypic"], flags)}
     prompt, options = _prompt(body, path)
-    return prompt, {**options, **policy}
+    given = body.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"chat_template_kwargs is {given!r:.60}; send an object with the template's variables.")
+    return prompt, {**options, **policy, "chat_template_kwargs": given}
+
+
+def _template(given: Mapping[str, Any] | None, thinking: bool) -> dict[str, Any]:
+    """The request's variables of the chat template, and no thinking unless they or the flag ask for it."""
+    asked = {name: value for name, value in (given or {}).items() if not (thinking and name in NO_THINKING)}
+    return asked if thinking else {**NO_THINKING, **asked}
 
 
 def _body(path: Path) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Reasoning would use up a short answer; chat templates that know no such thing ignore it.
 NO_THINKING = {"enable_thinking": False}
 REAL_MODEL = """For a real one (0.8 billion parameters: a download of about 2 GB, and 4 GB of memory):
-  hypic ask --model Qwen/Qwen3.5-0.8B "question" FILES...
+  {example}
 or any folder that hypic models FOLDER can load."""
 
 
@@ -43,6 +43,7 @@ class Loaded:
     llm: LLM
     folder: str
     is_bundled: bool
+    example: str = 'hypic ask --model Qwen/Qwen3.5-0.8B "question" FILES...'
 
     @property
     def description(self) -> Description | None:
@@ -56,13 +57,19 @@ class Loaded:
         description = self.description
         size = "" if description is None else f" of {description.num_parameters / 1e6:.1f} million parameters"
         if self.is_bundled:
-            return f"{self.llm.model_name} answers, a demo model{size}.\n{REAL_MODEL}"
+            return f"{self.llm.model_name} answers, a demo model{size}.\n{REAL_MODEL.format(example=self.example)}"
         return f"{self.llm.model_name} answers, a model{size}."
 
 
 @contextmanager
-def loaded(args: argparse.Namespace, console: Console, defaults: Mapping[str, Any] | None = None) -> Iterator[Loaded]:
-    """The engine that the flags ask for; ``defaults`` are settings that flags override.
+def loaded(
+    args: argparse.Namespace,
+    console: Console,
+    defaults: Mapping[str, Any] | None = None,
+    example: str = Loaded.example,
+) -> Iterator[Loaded]:
+    """The engine that the flags ask for; ``defaults`` are settings that flags override, and ``example`` is how the
+    command is told of a real model.
 
     Raises:
         InputError: no model was named and none is bundled.
@@ -74,7 +81,7 @@ def loaded(args: argparse.Namespace, console: Console, defaults: Mapping[str, An
 
         llm = LLM(args.model, **{**(defaults or {}), **engine_settings(args)})
     with llm:
-        yield Loaded(llm, args.model or str(folder), args.model is None)
+        yield Loaded(llm, args.model or str(folder), args.model is None, example)
 
 
 def model_folder(model: str | None) -> Path:

@@ -22,6 +22,7 @@ from hypic_apps.server.settings import ServerSettings
 if TYPE_CHECKING:
     from rich.console import Console
 
+REAL = "hypic serve Qwen/Qwen3.5-0.8B"
 SUMMARY = "serve a model to OpenAI's clients"
 EXAMPLES = """
 hypic serve
@@ -83,7 +84,11 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         raise CommandError(f"{missing[0]} is missing; install the server's packages: pip install 'hypic[apps]'.")
     console = notes()
-    with _stopped_quietly(), _bound(args.host, args.port) as taken, loaded(args, console) as model:
+    with (
+        _stopped_quietly(),
+        _bound(args.host, args.port) as taken,
+        loaded(args, console, example=REAL) as model,
+    ):
         console.print(model.introduction, style="dim")
         _serve(model, settings, taken, console)
     return 0

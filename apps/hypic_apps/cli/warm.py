@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     segments, num_passages = _segments(files, args.namespace)
     if args.dry_run:
         delattr(args, "engine.store")
-    with loaded(args, console) as model:
+    with loaded(args, console, example="hypic warm FILES... --store STORE --model Qwen/Qwen3.5-0.8B") as model:
         console.print(model.introduction, style="dim")
         work = _work(model.llm, segments, tier.path, tier.budget_bytes)
         done = Done(len(files), num_passages, len(work.wanted), work.num_live, len(work.there))

@@ -31,6 +31,14 @@ class Noted:
     divergences: list[float] = field(default_factory=list)
     is_apart: bool = False
 
+    def note(self, place: int, divergence: float) -> None:
+        """Of the answer's token ``place``; a step that was broken off behind its choice has noted it before."""
+        self.divergences[place:] = [divergence]
+
+    def keep(self, place: int, logprobs: Tensor) -> None:
+        """Log probabilities ``[V]`` for the answer's token ``place``, likewise."""
+        self.rows[place:] = [logprobs]
+
     def row_of(self, said: Sequence[int]) -> int:
         """The row of the table for the token behind those ``said``; -1 for none."""
         place = len(said)
@@ -47,7 +55,7 @@ class Noting(Sampler):
         self.asked: list[str] = []
         self.noted: dict[str, Noted] = {}
         self.table: Tensor | None = None
-        self._compared: list[tuple[list[Noted | None], Tensor]] = []
+        self._compared: list[tuple[list[tuple[Noted, int] | None], Tensor]] = []
 
     def begin(self, table: Tensor | None) -> None:
         """Forgets all that was noted; ``table [n, V]`` are log probabilities to compare with."""
@@ -63,7 +71,7 @@ class Noting(Sampler):
         for owners in (owners for owners, _ in self._compared):
             for owner, value in zip(owners, values, strict=False):
                 if owner is not None:
-                    owner.divergences.append(value)
+                    owner[0].note(owner[1], value)
         self._compared.clear()
 
     @torch.inference_mode()
@@ -72,7 +80,8 @@ class Noting(Sampler):
         noted = [self.noted[id] for id in self.asked]
         rows = [one.row_of(state.generated_ids) for one, state in zip(noted, states, strict=True)]
         if any(one.keeps for one in noted) or max(rows) >= 0:
-            self._note(noted, rows, logits.float().log_softmax(-1))
+            places = [len(state.generated_ids) for state in states]
+            self._note(noted, places, rows, logits.float().log_softmax(-1))
         told = [-1 if n.told is None else n.told[len(s.generated_ids)] for n, s in zip(noted, states, strict=True)]
         if max(told) < 0:
             return super().choose(logits, states, known)
@@ -81,15 +90,16 @@ class Noting(Sampler):
         ids = _sent(told, logits.device)
         return Choice(states, (torch.where(ids < 0, chosen, ids), finite | (ids >= 0), *others))
 
-    def _note(self, noted: Sequence[Noted], rows: Sequence[int], logprobs: Tensor) -> None:
+    def _note(self, noted: Sequence[Noted], places: Sequence[int], rows: Sequence[int], logprobs: Tensor) -> None:
         if any(one.keeps for one in noted):
-            for one, row in zip(noted, logprobs, strict=True):
+            for one, place, row in zip(noted, places, logprobs, strict=True):
                 if one.keeps:
-                    one.rows.append(row)
+                    one.keep(place, row)
         if max(rows) >= 0:
             assert self.table is not None, "what is compared is compared with a table"
             expected = self.table[_sent(rows, logprobs.device).clamp_min(0)]
-            owners = [one if row >= 0 else None for one, row in zip(noted, rows, strict=True)]
+            each = zip(noted, places, rows, strict=True)
+            owners = [(one, place) if row >= 0 else None for one, place, row in each]
             self._compared.append((owners, divergences(expected, logprobs)))
 
 

@@ -126,17 +126,18 @@ def answering(model: str | None, config: EngineConfig, num_processes: int) -> It
     for number in range(num_processes):
         numbers.put(number)
     shared = replace(own_share(replace(config, workers=num_processes)), workers=1)
-    pool = ProcessPoolExecutor(num_processes, spawn, _settle, (numbers,))
+    pool = ProcessPoolExecutor(num_processes, spawn, _settle, (numbers, config.device))
     try:
         yield Several(pool, model, shared, num_processes)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _settle(numbers: Any) -> None:
-    """In a new process: GPUs by turns. Tasks run on this thread, so that all they do is on its GPU."""
+def _settle(numbers: Any, device: str) -> None:
+    """In a new process: GPUs by turns. Tasks run on this thread, so that all they do is on its GPU. On a CPU nothing:
+    there the settings name each process's threads."""
     Thread(target=_end_with_parent, daemon=True).start()
-    number, count = numbers.get(), torch.cuda.device_count()
+    number, count = numbers.get(), 0 if device == "cpu" else torch.cuda.device_count()
     if count:
         torch.cuda.set_device(number % count)
         torch.set_num_threads(1)  # the host's part of a step is small, and there are many hosts

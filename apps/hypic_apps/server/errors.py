@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -121,9 +122,22 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException), "registered for this class"
     if isinstance(error, ApiError):
         return error_response(error)
-    told = {404: "there is no such address", 405: "this address does not take that method"}
-    message = f"{request.method} {request.url.path}: {told.get(error.status_code, error.detail)}."
+    message = f"{request.method} {request.url.path}: {_told(request, error)}"
     return JSONResponse(error_body(error.status_code, message), error.status_code, headers=error.headers)
+
+
+def _told(request: Request, error: HTTPException) -> str:
+    """What is wrong with an address or a method, and which would be right."""
+    if error.status_code not in (404, 405):
+        return f"{error.detail}."
+    known: Mapping[str, Mapping[str, object]] = request.app.openapi()["paths"]
+    if error.status_code == 405:
+        methods = " or ".join(known.get(request.url.path, ("another",))).upper()
+        return f"this address does not take that method; send {methods}."
+    near = [f"/v1{request.url.path}", *get_close_matches(request.url.path, known, 1)]
+    meant = next((path for path in near if path in known), None)
+    way_out = f"there are {', '.join(known)}." if meant is None else f"did you mean {meant}?"
+    return f"there is no such address; {way_out}"
 
 
 async def _engine(request: Request, error: Exception) -> JSONResponse:

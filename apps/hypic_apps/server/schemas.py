@@ -12,14 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hypic.types import Policy, SamplingParams
+from hypic.types import MOST_LOGPROBS, Policy, SamplingParams
 from hypic_apps.server.errors import refused
 
 POLICY = tuple(f.name for f in fields(Policy))
 # Numbers that every kind of request has, under the names of ``SamplingParams``.
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-# What OpenAI allows of alternatives for each token.
-MOST_TOP_LOGPROBS = 20
 _WITH_CONTENT = ("system", "developer", "user", "tool")
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 _REFUSED = (
@@ -169,9 +167,9 @@ class ChatRequest(AnyRequest):
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         if self.top_logprobs is not None and not self.logprobs:
             raise refused("top_logprobs needs logprobs to be true.", "top_logprobs")
-        if not 0 <= (self.top_logprobs or 0) <= MOST_TOP_LOGPROBS:
+        if not 0 <= (self.top_logprobs or 0) <= MOST_LOGPROBS:
             raise refused(
-                f"top_logprobs is {self.top_logprobs}; it must be a whole number from 0 to {MOST_TOP_LOGPROBS}.",
+                f"top_logprobs is {self.top_logprobs}; it must be a whole number from 0 to {MOST_LOGPROBS}.",
                 "top_logprobs",
             )
         return self.sampling(room if asked is None else asked, (self.top_logprobs or 0) if self.logprobs else None)

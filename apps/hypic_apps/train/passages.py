@@ -124,8 +124,13 @@ def exchanged(template: str, r: Random, chance: float) -> str:
     words = template.split(" ")
     content = [i for i, w in enumerate(words) if w.isalpha() and w.lower() not in GRAMMAR]
     for place in r.sample(content, min(len(content), r.randint(1, 2))):
-        words[place] = "".join(r.choice("bdfgklmnprstvw") + r.choice("aeiou") for _ in range(r.randint(1, 3)))
+        words[place] = made_up(r)
     return " ".join(words)
+
+
+def made_up(r: Random) -> str:
+    """A word that no language has, of one to three syllables."""
+    return "".join(r.choice("bdfgklmnprstvw") + r.choice("aeiou") for _ in range(r.randint(1, 3)))
 
 
 NOUN_FORMS = ("What is the {n} of {s}?", "Give the {n} of {s}.", "{n} of {s}?", "Tell me the {n} of {s}.", "{s} {n}")

@@ -24,6 +24,7 @@ class Weights:
     passage: float = 0.15
     question: float = 0.05
     answer: float = 1.0
+    text: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Turn:
-    """A user message, passages then question, and the assistant's answer."""
+    """A user message, passages then question, and the assistant's answer; ``weight`` is how much the answer counts."""
 
     passages: Sequence[str]
     question: str
     answer: str
     labels: Sequence[str] = ()
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def conversation(turns: Sequence[Turn], weights: Weights, system: str = "", *, b
         if number or not bare:
             pieces.append(_role("user"))
         pieces += _user(turn, weights)
-        pieces += [_end(0.0), _role("assistant"), Piece(turn.answer, weights.answer), _end(weights.answer)]
+        answer = weights.answer * turn.weight
+        pieces += [_end(0.0), _role("assistant"), Piece(turn.answer, answer), _end(answer)]
     return pieces
 
 

@@ -7,7 +7,7 @@ from two short passages to sixteen and more; a model of this size started at six
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -55,22 +55,29 @@ class Stage:
 LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
 SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.4}
 FULL = {
-    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 0.8,
+    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.2,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
-DATA_VERSION = 3
-MOST_LISTED = 10
+DATA_VERSION = 4
+# How much a token of a long answer counts: lists and reasoning lines are most of what is answered and easier to learn
+# than short answers. Passages count little: nothing foretells most of their words.
+LONG_ANSWERS = {"2hop_think": 0.35, "keyfacts": 0.6, "facts": 0.3}
+LATER = Weights(passage=0.05, question=0.03, text=0.5)
+# Few and short passages a list, so that there are many lists: their order is learned from where each item begins.
+LISTED = (2, 9)
 # The chance that a context with real passages is asked about an article that is not among them.
-ABSENT = 0.5
+ABSENT = 0.3
+# The chance that a context is asked about a passage that was left out.
+LEFT_OUT = 0.25
 CHARACTERS_PER_TOKEN = 4.5
 # Questions that are only asked of a context of which no passage was left out, and ones that need all their facts.
 NEED_ALL, NEED_FACTS = ("keyfacts", "facts"), ("2hop", "2hop_think", "reverse")
 STAGES = (
     Stage(0.06, 256, (1, 2), 3, Weights(passage=0.4), LEARN_TO_COPY),
     Stage(0.14, 512, (2, 4), 4, Weights(passage=0.3), LEARN_TO_COPY),
-    Stage(0.32, 1024, (3, 9), 5, Weights(), SHORT),
-    Stage(0.80, 2048, (4, 20), 5, Weights(), FULL),
-    Stage(1.0, 4096, (10, 34), 6, Weights(), FULL),
+    Stage(0.32, 1024, (3, 9), 5, LATER, SHORT),
+    Stage(0.80, 2048, (4, 20), 5, LATER, FULL),
+    Stage(1.0, 4096, (10, 34), 6, LATER, FULL),
 )
 
 
@@ -101,14 +108,14 @@ class Rows:
         """One row of exactly ``stage.num_tokens`` tokens, padded with weight 0 where nothing more fits."""
         kind = r.choices(list(stage.kinds), list(stage.kinds.values()))[0]
         if kind == "text":
-            row = self.encoder.row([Piece(r.choice(self.texts), 1.0)])
+            row = self.encoder.row([Piece(r.choice(self.texts), stage.weights.text)])
             start = r.randrange(max(1, len(row) - stage.num_tokens))
             return padded(row, stage.num_tokens, start)
         if kind == "repeat":
             return self._repeated(stage, r)
         system = r.choice(SYSTEMS) if r.random() < 0.4 else ""
         row = self._block(kind, stage, stage.num_tokens, system, r)
-        while stage.num_tokens - len(row) > 120 and len(row) < 0.8 * stage.num_tokens:
+        while stage.num_tokens - len(row) > 120 and len(row) < 0.9 * stage.num_tokens:
             # a later message of the same chat that brings passages of its own
             row = joined(row, self._block(kind, stage, stage.num_tokens - len(row), "", r))
         return padded(row, stage.num_tokens)
@@ -125,11 +132,12 @@ class Rows:
             return passages, [a for p in passages for a in p.asks]
         mixed = r.randint(1, max(1, number - 1))
         real = {"natural": number, "mixed": mixed, "lists": mixed if r.random() < 0.5 else 0}.get(kind, 0)
-        passages = world.passages(number - real, stage.most_facts) if number > real else []
+        most_facts = r.randint(1, stage.most_facts) if kind == "lists" else stage.most_facts
+        passages = world.passages(number - real, most_facts) if number > real else []
         passages += self.library.passages(real, r) if real else []
         r.shuffle(passages)
         if kind == "lists":
-            return passages[:MOST_LISTED], []
+            return passages, []
         asks = [a for p in passages for a in p.asks]
         extra = world.training_asks(len(asks)) if world.facts and stage.num_tokens > 512 else []
         if real and r.random() < ABSENT:
@@ -140,6 +148,7 @@ class Rows:
         """A chat about passages that take half to most of ``room`` tokens; it begins bare one time in ten."""
         share = room / stage.num_tokens
         number = max(1, round(r.randint(*stage.passages) * min(1.0, share + 0.1)))
+        number = r.randint(*LISTED) if kind == "lists" else number
         passages, asks = self.context(kind, number, stage, r)
         known = dict(zip(texts := [p.text for p in passages], self.encoder.texts(texts), strict=True))
         most = r.uniform(0.35, 0.6) if kind == "lists" else r.uniform(0.5, 0.85)
@@ -156,8 +165,11 @@ class Rows:
             return self._block(kind, stage, room, system, r)
         r.shuffle(questions)
         free = room - sum(len(known[p.text]) for p in kept)
-        turns = [Turn((), _wrapped(a.question, r), a.answer) for a in _at_most(questions, free)]
-        turns[0] = Turn(texts[: len(kept)], turns[0].question, turns[0].answer, _labels(len(kept), r))
+        turns = [
+            Turn((), _wrapped(a.question, r), a.answer, weight=LONG_ANSWERS.get(a.kind, 1.0))
+            for a in _at_most(questions, free)
+        ]
+        turns[0] = replace(turns[0], passages=texts[: len(kept)], labels=_labels(len(kept), r))
         bare = share == 1.0 and r.random() < 0.1
         return self.encoder.row(conversation(turns, stage.weights, system, bare=bare), known)
 
@@ -189,7 +201,7 @@ def unanswered(left_out: Sequence[Ask], kept: Sequence[Passage], r: Random) -> l
     """At most one question of passages that were left out, if it names its thing: no passage answers it now."""
     facts = [f for p in kept for f in p.facts]
     found = [a for a in left_out if a.kind == "1hop" and is_named(a) and not any(is_told(a, f) for f in facts)]
-    return [Ask("none", r.choice(found).question, NOT_STATED)] if found and r.random() < 0.5 else []
+    return [Ask("none", r.choice(found).question, NOT_STATED)] if found and r.random() < LEFT_OUT else []
 
 
 def is_told(ask: Ask, fact: Fact) -> bool:

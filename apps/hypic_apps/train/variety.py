@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hypic_apps.train.passages import Fact, Passage, ask, first_sentence, named, side_by_side, table
+from hypic_apps.train.passages import Fact, Passage, first_sentence, named, side_by_side, table
 from hypic_apps.train.schema import Relation
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ INVENTED, BRIDGED = 0.3, 0.5
 # In training too: of things whose facts are of one kind of value, of passages about several things, of passages that
 # name a thing they are not about, and of relations that only training has.
 RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
+# Of near misses, those of a kind of value that the thing has: as a rule, they would teach to refuse whatever is told in
+# unknown words.
+NEAREST = 0.2
 UNINVENTED = ("task", "handbook", "meeting")
 MENTIONS = (
     "More about {s} on another page.", "See also the notes on {s}.", "The same was asked about {s}.",
@@ -71,21 +74,22 @@ def roster(world: World, kind: str) -> Passage:
     facts = [Fact(kind, name, x, world.value(kind, x)) for name in names for x in relations]
     world.facts += facts
     text = table(facts, world.r) if world.r.random() < 0.4 else side_by_side(facts, world.split, world.r)
-    asks = tuple(ask(fact, world.split, world.r) for fact in facts)
+    asks = tuple(world.ask(fact) for fact in facts)
     return Passage(text, first_sentence(text), asks, tuple(facts))
 
 
 def missing(world: World, kind: str, subject: str, relations: Sequence[Relation]) -> list[Relation]:
-    """Of relations that a thing lacks, those that none of its own could be meant by; half of the time only ones
-    that another thing has, or whose kind of value one of its own has."""
+    """Of relations that a thing lacks, those that none of its own could be meant by; mostly only ones that another
+    thing has, or whose kind of value one of its own has, of which there are few: there only the words tell."""
     own = [f.relation for f in world.facts if f.subject == subject]
-    if world.inventor is not None and kind not in UNINVENTED and world.r.random() < INVENTED:
+    if world.inventor is not None and kind not in UNINVENTED and world.r.random() < INVENTED / 3:
         relations = [world.inventor.relation(world.r, article_of(kind))]
     free = [x for x in relations if not any(is_alike(x, o) for o in own)]
     others = {f.relation.key for f in world.facts if f.kind == kind}
-    values = {x.value for x in own}
-    hard = [x for x in free if x.key in others or (x.value in values and x.value != "choice")]
-    return hard if hard and world.r.random() < 0.6 else free
+    values = {x.value for x in own} - {"choice"}
+    near = [x for x in free if x.value in values]
+    hard = near if world.r.random() < NEAREST else [x for x in free if x.key in others and x.value not in values]
+    return hard if hard and world.r.random() < 0.8 else free
 
 
 def bridging(world: World, first: Fact) -> str:

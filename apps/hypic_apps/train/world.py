@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from hypic_apps.train import variety
+from hypic_apps.train import clues, variety
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
 from hypic_apps.train.passages import (
@@ -84,7 +84,7 @@ class World:
         }:
             chosen = [x for x in chosen if x.key != "lifespan"]
         if self.split == "train":
-            chosen = variety.varied(self, kind, chosen, most)
+            chosen = clues.disguised(self, kind, variety.varied(self, kind, chosen, most))
         facts = [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
         if self.split == "test":
             return facts
@@ -143,8 +143,12 @@ class World:
         text = write(facts, self.split, self.r, self.filler, impersonal=alone)
         if self.split == "train" and self.r.random() < variety.MENTIONED:
             text += " " + variety.mention(self)
-        asks = tuple(ask(f, self.split, self.r, impersonal=alone and self._only_handbook()) for f in facts)
+        asks = tuple(self.ask(f, impersonal=alone and self._only_handbook()) for f in facts)
         return Passage(text, first_sentence(text), asks, tuple(facts))
+
+    def ask(self, fact: Fact, *, impersonal: bool = False) -> Ask:
+        """A one-hop question about a fact of this world."""
+        return clues.ask_for(self, fact, impersonal=impersonal)
 
     def minutes(self) -> Passage:
         """Minutes of a meeting: its facts, then who does what by when."""
@@ -195,9 +199,9 @@ class World:
         self.r.shuffle(backwards)
         return [
             *backwards[: 1 + number // 12],
-            *self.unstated_asks(1 + number // 10),
-            *self.unknown_asks(self.r.randint(0, 1 + number // 24)),
-            *self.two_hop_asks(3 + 2 * number // 3),
+            *self.unstated_asks(1 + number // 20),
+            *self.unknown_asks(self.r.randint(0, 1 + number // 40)),
+            *self.two_hop_asks(2 + number // 3),
         ]
 
     def unknown_asks(self, number: int) -> list[Ask]:
@@ -218,6 +222,10 @@ class World:
         subjects = sorted({(f.kind, f.subject) for f in self.facts if f.kind not in ("task", "handbook")})
         out: list[Ask] = []
         for kind, subject in self.r.sample(subjects, min(number, len(subjects))):
+            if self.split == "train" and self.r.random() < clues.MISSING:
+                found = clues.missing_clue(self, kind, subject, self.relations(kind))
+                out += [Ask("none", found, NOT_STATED)] if found else []
+                continue
             missing = [x for x in self.relations(kind) if (subject, x.key) not in told and x.key not in IMPLIED]
             if self.split == "train":
                 missing = variety.missing(self, kind, subject, missing)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from hypic.engine.layers.moe import SigmoidRouter
+from hypic.engine.layers.routers import SigmoidRouter
 from hypic.engine.models._config import read
 from hypic.engine.weights import Placement
 

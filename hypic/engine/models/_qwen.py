@@ -13,8 +13,9 @@ from torch import nn
 from hypic.engine.layers.attention import Attention
 from hypic.engine.layers.gated_delta_net import DeltaNetShape, GatedDeltaNet
 from hypic.engine.layers.mlp import SwiGLU
-from hypic.engine.layers.moe import Experts, MoE, SoftmaxRouter
+from hypic.engine.layers.moe import Experts, MoE
 from hypic.engine.layers.norm import RMSNorm
+from hypic.engine.layers.routers import SoftmaxRouter
 from hypic.engine.models._config import layer_numbers, read, refuse_all_but, rotary_from, types_from
 from hypic.engine.models._decoder import PreNormBlock, TextDecoder
 from hypic.engine.models._experts import place_expert

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from hypic.engine.layers.mamba2 import Mamba2Mixer
 from hypic.engine.layers.mlp import SwiGLU
-from hypic.engine.layers.moe import Experts, MoE, SoftmaxRouter
+from hypic.engine.layers.moe import Experts, MoE
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Rotary
+from hypic.engine.layers.routers import SoftmaxRouter
 from hypic.engine.models._config import head_dim, layer_numbers, read, refuse_all_but, rotary_from
 from hypic.engine.models._decoder import PreNormBlock, TextDecoder, renamed
 from hypic.engine.models._mamba import mamba2_shape, modern_types

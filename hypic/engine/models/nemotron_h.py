@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from hypic.engine.layers.attention import Attention
 from hypic.engine.layers.decoder import Step, run_mixer
 from hypic.engine.layers.mamba2 import Mamba2Mixer, Mamba2Shape
-from hypic.engine.layers.moe import SigmoidRouter, UngatedExperts
+from hypic.engine.layers.moe import UngatedExperts
 from hypic.engine.layers.norm import RMSNorm
+from hypic.engine.layers.routers import SigmoidRouter
 from hypic.engine.models._config import head_dim, read, refuse_all_but, refuse_unless
 from hypic.engine.models._decoder import TextDecoder, renamed
 from hypic.engine.models._experts import sigmoid_router

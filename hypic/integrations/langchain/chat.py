@@ -27,6 +27,7 @@ from pydantic import BaseModel, model_validator
 
 from hypic import __version__
 from hypic.integrations._common import Request, max_context_of
+from hypic.integrations._options import check_call
 from hypic.integrations.langchain.blocks import blocks_of
 from hypic.integrations.langchain.engine import Call, langchain_errors
 from hypic.integrations.langchain.messages import message_request
@@ -204,6 +205,8 @@ class ChatHypic(EngineOptions, BaseChatModel):
     def _prepare(
         self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
     ) -> tuple[Call, Request, Reader]:
+        with langchain_errors():
+            check_call(options)
         wanted = Wanted.of(options)
         bound = self._bound({name: value for name, value in options.items() if name not in TOOL_OPTIONS})
         call = replace(bound._call(stop), tools=wanted.tools)

@@ -14,6 +14,7 @@ from typing import Any, Self
 from langchain_core.exceptions import ModelInvalidRequestError, ModelNotFoundError
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
+from hypic.errors import meant
 from hypic.integrations._common import (
     KnownTexts,
     Lease,
@@ -24,6 +25,7 @@ from hypic.integrations._common import (
     tokenize_with,
     way_out,
 )
+from hypic.integrations._options import check_call, check_waiting
 from hypic.integrations.langchain.engine import Call, Served, langchain_errors
 from hypic.types import Policy, SamplingParams, TextEngine
 
@@ -92,7 +94,10 @@ class EngineOptions(BaseModel):
         known = set(cls.model_fields) | {f.alias for f in cls.model_fields.values()}
         unknown = [name for name in values if name not in known]
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}")
+            near = "" if unknown[0] in POLICY else meant(unknown[0], cls.model_fields)
+            raise ValueError(
+                f"unknown option {unknown[0]!r}{near}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}"
+            )
         return values
 
     @model_validator(mode="after")
@@ -101,6 +106,7 @@ class EngineOptions(BaseModel):
             raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
         if self.base_url is not None and (self.engine is not None or self.settings):
             raise ValueError("base_url names a server, which has an engine and settings of its own; leave yours out.")
+        check_waiting(self.timeout, self.max_retries)
         self._sampling(None)
         # Made now: made on first use, two threads could each make one, and copies would not share it.
         _ = self._leases
@@ -182,8 +188,10 @@ class EngineOptions(BaseModel):
 
         Raises:
             NotImplementedError: tools or a response format are asked for.
-            ModelInvalidRequestError: a keyword is unknown.
+            ModelInvalidRequestError: a keyword is unknown, or its value of the wrong kind.
         """
+        with langchain_errors():
+            check_call(options)
         if any(options.get(name) for name in _TOOL_OPTIONS):
             raise NotImplementedError(NO_TOOLS)
         flat = {k: v for k, v in options.items() if k not in (*_TOOL_OPTIONS, *_IGNORED, "hypic")}
@@ -193,7 +201,8 @@ class EngineOptions(BaseModel):
         unknown = [name for name in update if name not in CALL_OPTIONS]
         if unknown:
             name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
-            raise ModelInvalidRequestError(f"unknown call option {name!r}; {way_out(name, update[name], known)}")
+            near = "" if name in POLICY else meant(name, CALL_OPTIONS)
+            raise ModelInvalidRequestError(f"unknown call option {name!r}{near}; {way_out(name, update[name], known)}")
         self._refuse_other_model(update.get("model"))
         if changes:
             with langchain_errors():

@@ -133,7 +133,8 @@ def refuse_mute_template(engine: TextEngine, wanted: Wanted, kwargs: Mapping[str
     if wanted.tools and tokenizer is not None and not tool_calls.shows_tools(tokenizer, wanted.tools, kwargs):
         raise NotImplementedError(
             "the chat template of this checkpoint does not show tools, so the model would never see them; use a "
-            "checkpoint that was trained with tools, or put the instructions into the prompt."
+            "checkpoint that was trained with tools, put the instructions into the prompt, or for structured output "
+            "pass method='json_schema', which needs no tools."
         )
 
 

@@ -18,7 +18,7 @@ from llama_index.core.llms.function_calling import FunctionCallingLLM
 from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
 from hypic import checkpoints
-from hypic.errors import ConfigError
+from hypic.errors import ConfigError, meant
 from hypic.integrations._common import (
     KnownTexts,
     Lease,
@@ -29,6 +29,7 @@ from hypic.integrations._common import (
     tokenize_with,
     way_out,
 )
+from hypic.integrations._options import check_call, check_waiting
 from hypic.integrations.llamaindex.calls import Call
 from hypic.integrations.llamaindex.tools import Wanted, check_template, opens_reasoning
 from hypic.registry import Registry
@@ -87,7 +88,10 @@ class EngineOptions(FunctionCallingLLM):
     def _refuse_unknown_options(cls, values: Any) -> Any:
         unknown = [name for name in values if name not in cls.model_fields] if isinstance(values, dict) else []
         if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}")
+            near = "" if unknown[0] in POLICY else meant(unknown[0], cls.model_fields)
+            raise ValueError(
+                f"unknown option {unknown[0]!r}{near}; {way_out(unknown[0], values[unknown[0]], SETTINGS)}"
+            )
         return values
 
     @model_validator(mode="after")
@@ -96,6 +100,7 @@ class EngineOptions(FunctionCallingLLM):
             raise ValueError(f"engine is a {type(self.engine).__name__}; it needs the methods stream and astream.")
         if self.base_url is not None and (self.engine is not None or self.settings):
             raise ValueError("base_url names a server, which has an engine and settings of its own; leave yours out.")
+        check_waiting(self.timeout, self.max_retries)
         self._sampling({})
         return self
 
@@ -200,7 +205,9 @@ class EngineOptions(FunctionCallingLLM):
         unknown = [name for name in options if name not in CALL_OPTIONS]
         if unknown:
             name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
-            raise ConfigError(f"unknown call option {name!r}; {way_out(name, options[name], known)}")
+            near = "" if name in POLICY else meant(name, CALL_OPTIONS)
+            raise ConfigError(f"unknown call option {name!r}{near}; {way_out(name, options[name], known)}")
+        check_call(options)
         engine = self.get_engine()
         wanted = Wanted.of(options.get("tools"), options.get("tool_choice"))
         given = {**(self.chat_template_kwargs or {}), **(options.get("chat_template_kwargs") or {})} or None

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from hypic.errors import ConfigError, HypicError, WorkerLost
+from hypic.integrations._options import check_waiting
 from hypic.integrations.remote.wire import content, error_of
 
 _RETRIED = frozenset({429, 502, 503, 504})
@@ -24,10 +25,15 @@ class Connection:
     """Safe to use from any number of threads and event loops. Nothing is sent when it is made.
 
     Raises:
-        ConfigError: the address is no HTTP address.
+        ConfigError: the address is no HTTP address, the key no text, or a number none.
     """
 
     def __init__(self, base_url: str, api_key: str | None, timeout_s: float, max_retries: int) -> None:
+        if not isinstance(base_url, str):
+            raise ConfigError(f"base_url is {base_url!r}; pass an address such as http://127.0.0.1:8000/v1.")
+        if api_key is not None and not isinstance(api_key, str):
+            raise ConfigError(f"api_key is a {type(api_key).__name__}; pass the server's key as text, or leave it out.")
+        check_waiting(timeout_s, max_retries)
         self.base_url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1"
         if not self.base_url.startswith(("http://", "https://")):
             raise ConfigError(f"base_url is {base_url!r}; pass an address such as http://127.0.0.1:8000/v1.")

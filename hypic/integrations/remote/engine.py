@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
-from hypic.errors import UnsupportedModel
+from hypic.arguments import check_callable, check_template_inputs, listed_segments
+from hypic.errors import ConfigError, UnsupportedModel
 from hypic.integrations.remote.connection import Connection
 from hypic.integrations.remote.wire import Answer, entry_of, forgotten_of, policy_fields, report_of, request
-from hypic.kept import CachedEntry, Forgotten, check_meant
+from hypic.kept import CachedEntry, Forgotten, check_labels, check_meant
 from hypic.registry import Registry
 from hypic.types import CacheReport, Completion, Policy, PromptLike, SamplingParams, Segment
 
@@ -35,7 +36,7 @@ class RemoteEngine:
     nothing has come back. Safe to use from any number of threads and event loops.
 
     Raises:
-        ConfigError: the address is no HTTP address.
+        ConfigError: the address is no HTTP address, or another argument cannot be right.
     """
 
     def __init__(
@@ -48,6 +49,9 @@ class RemoteEngine:
         timeout_s: float = 60.0,
         max_retries: int = 2,
     ) -> None:
+        for option, given in (("model", model), ("namespace", namespace)):
+            if given is not None and not isinstance(given, str):
+                raise ConfigError(f"{option} is {given!r:.60}; pass text, or leave it out.")
         self.model, self.namespace = model, namespace
         self.registry = Registry()
         self._connection = Connection(base_url, api_key, timeout_s, max_retries)
@@ -126,9 +130,11 @@ class RemoteEngine:
         """Has the server encode segments and know their texts; ``progress(done, total)`` is told now and then.
 
         Raises:
+            PromptError, ConfigError: an argument cannot be right; nothing was sent.
             PromptTooLong, StoreFull: a segment could never be cached.
         """
-        reports: list[CacheReport] = []
+        check_callable("progress", progress, "of two numbers, done and total")
+        segments, reports = listed_segments("warm", segments), list[CacheReport]()
         for start in range(0, len(segments), _WARM_AT_ONCE):
             some = [asdict(segment) for segment in segments[start : start + _WARM_AT_ONCE]]
             body = {"segments": some, "namespace": self.namespace, "hypic": policy_fields(policy)}
@@ -144,11 +150,13 @@ class RemoteEngine:
 
     def pin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
         """Has the server keep what is cached of the texts that match all of what is given; how many entries."""
+        check_labels(source, name, namespace)
         query = _query(source, name, namespace)
         return int(self._connection.ask("PUT", f"{_SEGMENTS}/pin?{query}")["num_changed"])
 
     def unpin(self, *, source: str | None = None, name: str | None = None, namespace: str | None = None) -> int:
         """Lets entries be evicted again; how many."""
+        check_labels(source, name, namespace)
         query = _query(source, name, namespace)
         return int(self._connection.ask("PUT", f"{_SEGMENTS}/pin?{query}&pinned=false")["num_changed"])
 
@@ -229,6 +237,7 @@ class RemoteEngine:
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> tuple[str, dict[str, Any]]:
+        check_template_inputs(tools, chat_template_kwargs)
         path, body = request(prompt, sampling, policy, tools, chat_template_kwargs, self.namespace)
         return path, body if self.model is None else {**body, "model": self.model}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from hypic.types import Policy
 from hypic_apps.eval import drift, measure
 from hypic_apps.eval.arms import ARMS, CACHED, DEFAULT, KNOBS, NONE, plain
-from hypic_apps.eval.driver import Subject
+from hypic_apps.eval.driver import Ask, Subject
 from hypic_apps.eval.items import Item
 from hypic_apps.eval.noting import divergences
 from hypic_apps.eval.records import records
@@ -33,6 +34,33 @@ def test_a_forced_answer_has_the_probabilities_of_a_free_one(subject: Subject, i
     told = subject.ask([prompt], NONE, 1, [other])[0]
     assert list(told.token_ids) == other
     assert torch.allclose(told.logprobs[0], free.logprobs[0]) and not torch.allclose(told.logprobs[1], free.logprobs[1])
+
+
+def test_a_step_that_runs_out_of_memory_behind_its_choice_is_noted_once(subject: Subject, item: Item) -> None:
+    full = subject.ask([plain(item, "")], NONE, 6)[0]
+    asks = [
+        Ask(plain(item, ""), CACHED, 6, full=full, keeps=True),
+        Ask(plain(item, ""), CACHED, 6, full.token_ids, full),
+    ]
+    expected = subject.answer(asks)
+    sampler, steps = subject.engine.sampler, list[int]()
+    sound = sampler.choose
+
+    def failing(*arguments: Any) -> Any:
+        choice = sound(*arguments)
+        steps.append(len(steps))
+        if steps[-1] in (1, 2, 5):
+            raise torch.OutOfMemoryError("no room")
+        return choice
+
+    sampler.choose = failing  # type: ignore[method-assign]
+    subject.forget()
+    found = subject.answer(asks)
+    assert len(steps) > 8 and len(found[1].divergences) == len(full.token_ids) == 6
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.token_ids == theirs.token_ids and mine.logprobs.shape == theirs.logprobs.shape
+        assert torch.allclose(mine.logprobs, theirs.logprobs, atol=1e-9)
+        assert mine.divergences == pytest.approx(theirs.divergences, abs=1e-9) and max(mine.divergences) > 1e-7
 
 
 def test_divergence_is_that_of_the_definition() -> None:

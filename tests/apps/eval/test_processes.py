@@ -7,11 +7,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from hypic.config import EngineConfig
 from hypic.errors import WorkerLost
+from hypic_apps.eval import processes
 from hypic_apps.eval.items import Item
 from hypic_apps.eval.measure import Plan, perform, timed, units
 from hypic_apps.eval.processes import Answering, Several, answering
@@ -69,6 +72,39 @@ def test_a_block_is_the_same_whatever_was_answered_before(folder: Path) -> None:
         (_, _), (_, behind) = who.perform([(first, PLAN), (second, PLAN)])
         costs = who.perform_alone(timed("T", _items(4), replace(PLAN, num_timed=1)), PLAN)
     assert alone == behind and costs.num_items == 0 and len(costs.seconds["full"]) == 1
+
+
+class Numbers:
+    """The number of a new process."""
+
+    def get(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cpu", []), ("auto", ["GPU 1", "1 thread"]), ("cuda", ["GPU 1", "1 thread"])]
+)
+def test_a_process_on_a_cpu_keeps_its_threads_beside_gpus(
+    device: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(processes, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda number: found.append(f"GPU {number}"))
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: found.append(f"{number} thread"))
+    processes._settle(Numbers(), device)
+    assert found == expected
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(None, 4), (3, 3)])
+def test_processes_on_a_cpu_share_its_cores(
+    threads: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with answering("nowhere", EngineConfig(device="cpu", threads=threads), 2) as who:
+        assert isinstance(who, Several) and who.config.threads == expected
 
 
 def test_a_process_that_ends_is_told() -> None:

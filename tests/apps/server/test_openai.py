@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import runpy
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from hypic.types import MOST_LOGPROBS
 from tests.apps.server.serving import ROOT, Process
 
 openai = pytest.importorskip("openai")
+httpx = pytest.importorskip("httpx")
 
 PASSAGES = [
     f"Passage {n}: the mill on the river was built in {1800 + n} by the people of the village, who ground rye there."
@@ -180,7 +183,7 @@ def test_models(client: Any) -> None:
         ({"logit_bias": {"1": 5}}, "logit_bias"),
         ({"temperature": -1}, "temperature"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 101}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"hypic": {"reuse": "all"}}}, "reuse"),
@@ -209,11 +212,27 @@ def test_what_cannot_be_read_is_refused(client: Any, content: Any, expected: str
         ask(client, content)
 
 
-def test_as_many_alternatives_as_openai_allows(client: Any) -> None:
-    (choice,) = ask(client, "Hello", logprobs=True, top_logprobs=20).choices
-    assert {len(entry.top_logprobs) for entry in choice.logprobs.content} == {20}
-    with pytest.raises(openai.BadRequestError, match="top_logprobs is 99; it must be a whole number from 0 to 20"):
-        ask(client, "Hello", logprobs=True, top_logprobs=99)
+@pytest.mark.parametrize("number", [20, 21, MOST_LOGPROBS])
+def test_as_many_alternatives_as_the_library_gives(client: Any, number: int) -> None:
+    (choice,) = ask(client, "Hello", logprobs=True, top_logprobs=number).choices
+    assert {len(entry.top_logprobs) for entry in choice.logprobs.content} == {number}
+
+
+def test_more_alternatives_are_refused_with_the_limit(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="top_logprobs is 101; it must be a whole number from 0 to 100"):
+        ask(client, "Hello", logprobs=True, top_logprobs=101)
+    with pytest.raises(openai.BadRequestError, match="logprobs is 101; it must be a whole number at least 0 and at mo"):
+        client.completions.create(model="tiny-hybrid", prompt="The mill", max_tokens=1, logprobs=101)
+
+
+def test_any_finite_temperature_from_zero_up_is_taken(client: Any) -> None:
+    assert ask(client, "Hello", temperature=9, seed=-1).choices[0].message.content is not None
+    for value, said in ((-1, "-1"), (float("inf"), "inf"), (float("nan"), "nan")):
+        body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "temperature": value})
+        headers = {"content-type": "application/json"}
+        answer = httpx.post(f"{client.base_url}chat/completions", content=body, headers=headers)
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 400 and f"temperature is {said}" in message and "at least 0.0" in message
 
 
 def test_harmless_fields_are_taken(client: Any) -> None:

@@ -197,8 +197,11 @@ def test_errors_of_the_engine(error: HypicError, status: int, kind: str, code: s
 @pytest.mark.parametrize(
     ("method", "path", "content", "status", "expected"),
     [
-        ("GET", "/v2", None, 404, "no such address"),
-        ("GET", CHAT, None, 405, "does not take that method"),
+        ("GET", "/v2", None, 404, "no such address; there are /v1/chat/completions, /v1/completions, "),
+        ("POST", "/chat/completions", b"{}", 404, "no such address; did you mean /v1/chat/completions?"),
+        ("POST", "/v1/chat/completion", b"{}", 404, "did you mean /v1/chat/completions?"),
+        ("GET", "/v1/model", None, 404, "did you mean /v1/models?"),
+        ("GET", CHAT, None, 405, "does not take that method; send POST."),
         ("POST", CHAT, b"{", 400, "no JSON"),
         ("POST", CHAT, b"[]", 400, "no JSON object"),
         ("POST", CHAT, b'{"messages": []}', 400, "messages"),

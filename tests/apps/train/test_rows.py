@@ -9,7 +9,7 @@ import pytest
 
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.render import Encoder, Piece, Turn, Weights, conversation
-from hypic_apps.train.rows import STAGES, Rows, Stage, padded, stage_at, unanswered
+from hypic_apps.train.rows import LONG_ANSWERS, STAGES, Rows, Stage, padded, stage_at, unanswered
 from hypic_apps.train.schema import Schema
 from hypic_apps.train.world import NOT_STATED, World
 
@@ -27,7 +27,8 @@ def test_rows_are_full_and_have_something_to_learn(rows: Rows, stage: Stage, kin
     only = Stage(stage.until, stage.num_tokens, stage.passages, stage.most_facts, stage.weights, {kind: 1.0})
     row = rows.make(only, Random(5))
     assert row.ids.shape == row.weights.shape == (stage.num_tokens,)
-    assert row.weights.max() == 1.0
+    lists, text = kind == "lists", kind == "text"
+    assert row.weights.max() == np.float32(LONG_ANSWERS["keyfacts"] if lists else stage.weights.text if text else 1.0)
     assert row.ids.max() < rows.encoder.tokenizer.get_vocab_size()
 
 

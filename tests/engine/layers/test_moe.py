@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hypic.engine.layers import moe
 from hypic.engine.layers.mlp import SwiGLU
-from hypic.engine.layers.moe import Experts, MoE, SigmoidRouter, SoftmaxRouter, UngatedExperts, grouped_product
+from hypic.engine.layers.moe import Experts, MoE, UngatedExperts, grouped_product
 from hypic.engine.layers.norm import RMSNorm
+from hypic.engine.layers.routers import SigmoidRouter, SoftmaxRouter
 from hypic_kernels.matvec import normed_product
 
 HIDDEN, WIDTH, EXPERTS, TOP_K = 32, 24, 8, 3

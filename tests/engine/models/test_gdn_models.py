@@ -95,12 +95,12 @@ def _single_beta(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_groups(patch: pytest.MonkeyPatch) -> None:
-    from hypic.engine.layers import moe
+    from hypic.engine.layers import routers
 
-    def allowed(self: moe.SigmoidRouter, biased: torch.Tensor) -> torch.Tensor:
+    def allowed(self: routers.SigmoidRouter, biased: torch.Tensor) -> torch.Tensor:
         return biased
 
-    patch.setattr(moe.SigmoidRouter, "_allowed", allowed)
+    patch.setattr(routers.SigmoidRouter, "_allowed", allowed)
 
 
 @pytest.mark.parametrize(("name", "fault"), [("ring", _other_slopes), ("olmo", _single_beta), ("ring", _no_groups)])
