@@ -26,7 +26,7 @@ from hypic.engine.parallel.packing import Sections, digest, sections
 from hypic.engine.pool import Pool
 from hypic.engine.read_back import Landing, ReadBack
 from hypic.engine.segment import CachedSegment, Identity
-from hypic.engine.stacks import Stack, grouped, words
+from hypic.engine.stacks import Copies, Stack, grouped, words
 from hypic.engine.storage import StorageForm
 from hypic.engine.store.image import AttentionPart, EntryImage, LinearPart
 from hypic.errors import StoreCorrupt
@@ -121,11 +121,11 @@ def write(pool: Pool, found: Opened, wanted: Sequence[tuple[int, CachedSegment]]
     """A parcel that was checked into a pool: those of its entries, by their places in it, that somebody waits for."""
     if not wanted:
         return
-    copies = list[tuple[Tensor, Tensor]]()
+    copies = Copies()
     for stacks, parts in ((pool.stacks.states, found.states), (pool.stacks.tails, found.tails)):
         for stack, part in zip(stacks, parts, strict=True):
             for number, entry in wanted:
-                copies += zip(stack.at(entry.state_slot), part[number].unbind(0), strict=True)
+                copies.add(stack.at(entry.state_slot), part[number].unbind(0))
     for stack, part, numbers, kept in zip(
         pool.stacks.transitions, found.transitions, found.numbers, found.content.num_kept, strict=True
     ):
@@ -133,8 +133,8 @@ def write(pool: Pool, found: Opened, wanted: Sequence[tuple[int, CachedSegment]]
             _scatter(stack, part, numbers, len(found.content.num_tokens), wanted)
             continue
         for number, entry in wanted:
-            copies += zip(stack.at(_transition_slot(entry)), part[number].unbind(0), strict=True)
-    _copy(copies)
+            copies.add(stack.at(_transition_slot(entry)), part[number].unbind(0))
+    copies.run()
     _write_tokens(pool, found, wanted)
 
 
@@ -162,32 +162,22 @@ def image(found: Opened, number: int, entry: CachedSegment, identity: Identity, 
 
 
 def _gather(pool: Pool, entries: Sequence[CachedSegment], into: Opened, left: Sequence[Tensor | None]) -> None:
-    copies, stacks = list[tuple[Tensor, Tensor]](), pool.stacks
+    copies, stacks = Copies(), pool.stacks
     for stack, part in (*zip(stacks.states, into.states, strict=True), *zip(stacks.tails, into.tails, strict=True)):
         for number, entry in enumerate(entries):
-            copies += zip(part[number].unbind(0), stack.at(entry.state_slot), strict=True)
+            copies.add(part[number].unbind(0), stack.at(entry.state_slot))
     for stack, part, numbers, kept in zip(stacks.transitions, into.transitions, into.numbers, left, strict=True):
         if kept is not None:
             numbers.copy_(kept)
             part.copy_(stack.whole[_places(stack, kept, [_transition_slot(entry) for entry in entries])])
             continue
         for number, entry in enumerate(entries):
-            copies += zip(part[number].unbind(0), stack.at(_transition_slot(entry)), strict=True)
-    _copy(copies)
+            copies.add(part[number].unbind(0), stack.at(_transition_slot(entry)))
+    copies.run()
     slots = _token_slots(pool, entries)
     for stack, part in (*zip(stacks.keys, into.keys, strict=True), *zip(stacks.values, into.values, strict=True)):
         # Not by index_select, which on a CPU would first copy the whole stack: its layers lie apart.
         words(part).copy_(words(stack.whole)[:, slots])
-
-
-def _copy(copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Target and source; only tensors of one type are copied by one kernel on a GPU, others one by one."""
-    by_dtype: dict[tuple[torch.dtype, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
-    for target, source in copies:
-        by_dtype.setdefault((target.dtype, source.dtype), []).append((target, source))
-    for same in by_dtype.values():
-        targets, sources = zip(*same, strict=True)
-        torch._foreach_copy_(targets, sources, non_blocking=True)
 
 
 def _left(pool: Pool, entries: Sequence[CachedSegment]) -> list[Tensor | None]:

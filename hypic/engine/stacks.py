@@ -38,6 +38,23 @@ class Stack:
         return self.whole.select(1, slot).unbind(0)
 
 
+class Copies:
+    """Only tensors of one type are copied by one kernel on a GPU, others one by one: so they are copied by type."""
+
+    def __init__(self) -> None:
+        self._by_dtype: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+
+    def add(self, targets: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> None:
+        """All of one type, as many of the one as of the other, and some."""
+        known = self._by_dtype.setdefault((targets[0].dtype, sources[0].dtype), ([], []))
+        known[0].extend(targets)
+        known[1].extend(sources)
+
+    def run(self) -> None:
+        for targets, sources in self._by_dtype.values():
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+
+
 def grouped(shapes: Sequence[tuple[int, ...]]) -> tuple[Group, ...]:
     """Layers by shape, in order of the first of each."""
     found: dict[tuple[int, ...], list[int]] = {}

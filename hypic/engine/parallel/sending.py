@@ -73,17 +73,18 @@ class Answer:
 
 
 def parcel_of(answers: Sequence[Answer]) -> tuple[Parcel, Tensor]:
-    """The message for several entries and their bytes, in the current stream; the entries are free when this
-    returns."""
+    """The message for several entries and their bytes, in the current stream; the entries are free when this returns.
+
+    Raises:
+        OutOfMemoryError: there is no memory for so many; none is free.
+    """
     began_s = time.thread_time()
     leases = [answer.lease for answer in answers if answer.lease is not None]
     entries = tuple(answer.message for answer in answers if isinstance(answer.message, Entry))
     assert leases and len(leases) == len(entries) == len(answers), "only entries are packed"
-    try:
-        packed = leases[0].packed_with(leases[1:])
-    finally:
-        for lease in leases:
-            lease.end()
+    packed = leases[0].packed_with(leases[1:])
+    for lease in leases:
+        lease.end()
     took_s = time.thread_time() - began_s
     return Parcel(entries, packed.num_kept, len(packed.data), packed.digest, took_s), packed.data
 
@@ -96,6 +97,7 @@ class Sending:
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._left: deque[Answer | None] = deque()
         self._packed: queue.SimpleQueue[tuple[Parcel, Tensor] | None] = queue.SimpleQueue()
+        self._most_bytes = PARCEL_BYTES
         self._places = threading.Semaphore(NUM_PARCELS)
         for what, run in (("pack", self._pack_all), ("send", self._send_all)):
             threading.Thread(target=run, name=f"hypic-{what}-{name}", daemon=True).start()
@@ -122,7 +124,7 @@ class Sending:
                         self._send_one(answer)
                     else:
                         self._pack(answer)
-            except WorkerLost as error:
+            except (WorkerLost, torch.OutOfMemoryError) as error:
                 logger.info("a peer cannot be served: %s", error)
             finally:
                 self.wire.close()
@@ -136,11 +138,21 @@ class Sending:
             answers += self._more(first.num_bytes)
             if len(answers) > 1 and isinstance(first.message, Entry):  # its step is over: that is known before it comes
                 self.wire.send(Ready(first.message.nonce, first.message.generation))
-        except WorkerLost:
+            packed = self._packed_of(answers)
+            answers = []
+        finally:
             for answer in answers:
                 answer.drop()
-            raise
-        self._packed.put(parcel_of(answers))
+        self._packed.put(packed)
+
+    def _packed_of(self, answers: list[Answer]) -> tuple[Parcel, Tensor]:
+        """A parcel; where there is no memory for so many, of the first, and of one from then on."""
+        with suppress(*(() if len(answers) == 1 else (torch.OutOfMemoryError,))):
+            return parcel_of(answers)
+        self._most_bytes = 0
+        self._left.extendleft(reversed(answers[1:]))
+        del answers[1:]
+        return parcel_of(answers)
 
     def _next(self) -> Answer | None:
         return self._left.popleft() if self._left else self._outbox.get()
@@ -151,7 +163,7 @@ class Sending:
             while True:
                 answer = self._left.popleft() if self._left else self._outbox.get_nowait()
                 num_bytes += 0 if answer is None else answer.num_bytes
-                if answer is None or num_bytes > PARCEL_BYTES:
+                if answer is None or num_bytes > self._most_bytes:
                     self._left.appendleft(answer)
                     return
                 if answer.lease is None:

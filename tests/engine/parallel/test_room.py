@@ -28,6 +28,7 @@ from hypic.engine.parallel.room import Room
 from hypic.engine.parallel.sending import Answer, Packed
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.sizing import Need
+from hypic.errors import WorkerLost
 from tests.engine.parallel.running import ENCODING, Running, cold_prompt, is_running, misbehaving, until
 
 # A bit more than two of the entries that these tests ask for.
@@ -112,8 +113,11 @@ class Leased:
         self.has_ended = threading.Event()
 
     num_bytes = PARCEL_BYTES // 2
+    most = 2
 
     def packed_with(self, others: Sequence[Any]) -> Packed:
+        if 1 + len(others) > self.most:
+            raise torch.OutOfMemoryError("no memory for so many")
         return Packed((), torch.zeros(32 * (1 + len(others)), dtype=torch.uint8), 0)
 
     def end(self) -> None:
@@ -185,6 +189,21 @@ def test_what_waits_is_sent_when_it_is_told_to_and_in_that_order(lender: tuple[M
     asker.send(Go((2, 0, 77)))
     assert all_came(asker, 2) == [2, 0]
     assert serving.leases[0].has_ended.wait(10) and serving.leases[2].has_ended.wait(10)
+
+
+def test_without_memory_for_several_each_comes_alone(
+    lender: tuple[Made, wire.Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving, asker = lender
+    monkeypatch.setattr(Leased, "most", 1)
+    asker.send(wants(*[False] * 6))
+    assert all_came(asker, 6) == [0, 1, 2, 3, 4, 5]
+    assert all(lease.has_ended.wait(10) for lease in serving.leases.values())
+    monkeypatch.setattr(Leased, "most", 0)
+    asker.send(wants(False))
+    with pytest.raises(WorkerLost):
+        asker.receive()
+    assert serving.leases[0].has_ended.wait(10)
 
 
 def test_what_waits_is_let_go_when_it_is_cancelled_or_the_connection_ends(lender: tuple[Made, wire.Wire]) -> None:
