@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hypic.config import EngineConfig
-from hypic.engine import runner as runner_module
 from hypic.engine.ahead import Launching
 from hypic.engine.chain import Chain
 from hypic.engine.engine import Engine
@@ -26,7 +25,7 @@ from hypic.engine.read_back import ReadBack
 from hypic.engine.request import Request
 from hypic.engine.runner import Runner
 from hypic.engine.scheduler import Scheduler
-from hypic.engine.sizing import MOST_AHEAD, needed_bytes, num_ahead, split_of
+from hypic.engine.sizing import MOST_AHEAD, ahead_of, needed_bytes, num_ahead, split_of
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import NonFiniteOutput
 from hypic.types import CacheReport, SamplingParams
@@ -479,8 +478,12 @@ def test_a_gpu_answers_the_same(
     sampling: str, device: str, graphs: bool, tmp_path: Path, launches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And a step in vain leaves no trace there either, though it is still under way when its answer has ended."""
-    foretold, launch_behind = runner_module.ahead_of, Launching.launch_behind
-    monkeypatch.setattr(runner_module, "ahead_of", lambda *a: foretold(*a[:3], replace(a[3], device="cuda")))
+    launch_behind = Launching.launch_behind
+
+    def as_on_a_gpu(kept: Layout, budget: int, context: int, config: EngineConfig) -> int:
+        return ahead_of(kept, budget, context, replace(config, device="cuda"))
+
+    monkeypatch.setattr("hypic.engine.runner.ahead_of", as_on_a_gpu)
     config = EngineConfig(
         device=device, dtype="float32", memory="256MiB", max_context=2048, max_running=4, graphs=graphs
     )
