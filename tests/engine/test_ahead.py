@@ -25,7 +25,7 @@ from hypic.engine.read_back import ReadBack
 from hypic.engine.request import Request
 from hypic.engine.runner import Runner
 from hypic.engine.scheduler import Scheduler
-from hypic.engine.sizing import MOST_AHEAD, needed_bytes, num_ahead, split_of
+from hypic.engine.sizing import MOST_AHEAD, ahead_of, needed_bytes, num_ahead, split_of
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import NonFiniteOutput
 from hypic.types import CacheReport, SamplingParams
@@ -470,19 +470,29 @@ def test_a_step_is_sent_from_elsewhere_than_the_one_before() -> None:
     assert places[0] is places[2] is not places[1] and places[1].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("graphs", [True, False])
+@pytest.mark.parametrize(
+    ("device", "graphs"), [("cpu", False), *(pytest.param("cuda", on, marks=pytest.mark.gpu) for on in (True, False))]
+)
 @pytest.mark.parametrize("sampling", ["greedy", "filtered", "penalized"])
-def test_a_gpu_answers_the_same(sampling: str, graphs: bool, tmp_path: Path, launches: list[int]) -> None:
+def test_a_gpu_answers_the_same(
+    sampling: str, device: str, graphs: bool, tmp_path: Path, launches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a step in vain leaves no trace there either, though it is still under way when its answer has ended."""
+    launch_behind = Launching.launch_behind
+
+    def as_on_a_gpu(kept: Layout, budget: int, context: int, config: EngineConfig) -> int:
+        return ahead_of(kept, budget, context, replace(config, device="cuda"))
+
+    monkeypatch.setattr("hypic.engine.runner.ahead_of", as_on_a_gpu)
     config = EngineConfig(
-        device="cuda", dtype="float32", memory="256MiB", max_context=2048, max_running=4, graphs=graphs
+        device=device, dtype="float32", memory="256MiB", max_context=2048, max_running=4, graphs=graphs
     )
     runner = Runner.load(qwen(tmp_path), config)
     assert runner.pool.num_ahead == 4
     seen, stop = list[Any](), ""
-    for num in (0, 0, 4):  # the first one only shows where to stop
-        runner.pool.num_ahead, before = num, len(launches)
+    for is_ahead in (False, False, True):  # the first one only shows where to stop
+        before = len(launches)
+        monkeypatch.setattr(Launching, "launch_behind", launch_behind if is_ahead else lambda *given: None)
         engine = Engine(runner, Vocabulary(lambda ids: "".join(chr(0x4E00 + i) for i in ids)), 4, 2048, None)
         found = {id: list[int]() for id in "abc"}
         for id, pieces, most in (("a", few_segments(), 24), ("b", [live(40, 2)], 9), ("c", many_segments(), 16)):
@@ -496,7 +506,7 @@ def test_a_gpu_answers_the_same(sampling: str, graphs: bool, tmp_path: Path, lau
         seen.append((found, states))
         stop = stop or chr(0x4E00 + found["a"][12])
         engine.store.clear()
-        assert (len(launches) > before) is (num > 0)
+        assert (len(launches) > before) is is_ahead
     assert seen[1][0] == seen[2][0] and len(seen[1][0]["a"]) < 24
     assert seen[1][1].keys() == seen[2][1].keys()
     for key, states in seen[1][1].items():
