@@ -20,6 +20,13 @@ MOST_ENCODED = 32
 COUNTS = ("seam", "min_segment_tokens", "tail_seam", "seam_every", "live_last")
 
 
+def settle(values: object) -> None:
+    """Turns NumPy's numbers and flags in a frozen dataclass, such as tables give them, into Python's own."""
+    for name, value in vars(values).items():
+        if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+            object.__setattr__(values, name, value.item())
+
+
 def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
     """
     Raises:
@@ -84,6 +91,7 @@ class Policy:
     live_last: int = 0
 
     def __post_init__(self) -> None:
+        settle(self)
         one_of("reuse", self.reuse, get_args(Reuse))
         one_of("compose", self.compose, get_args(Compose))
         for name in ("rotate", "deterministic"):
