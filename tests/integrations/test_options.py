@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("httpx")
 pytest.importorskip("langchain_core")
@@ -16,7 +17,7 @@ pytest.importorskip("llama_index.core")
 from langchain_core.exceptions import ModelInvalidRequestError
 from pydantic import ValidationError
 
-from hypic import shared
+from hypic import Policy, llm, shared
 from hypic.errors import ConfigError
 from hypic.integrations import langchain, llamaindex
 from hypic.integrations._options import check_waiting
@@ -136,3 +137,17 @@ def test_settings_without_a_hash_are_refused_as_settings() -> None:
         assert expected in str(caught.value)
         with pytest.raises(ModelInvalidRequestError, match="pass"):
             langchain.ChatHypic(settings=settings).invoke("When?")
+
+
+def test_settings_that_say_the_same_share_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def start(model: str | None, **settings: Any) -> ScriptedEngine:
+        made.append(settings)
+        return ScriptedEngine()
+
+    monkeypatch.setattr(llm, "LLM", start)
+    monkeypatch.setattr(shared, "_SHARED", shared._Shared())
+    first = shared.acquire(None, dtype="bfloat16", seam=16, seed=7)
+    assert shared.acquire(None, policy=Policy(seam=16), dtype=torch.bfloat16, seed=np.array(7)) is first
+    assert shared.acquire(None, dtype="bfloat16", seam=8, seed=7) is not first and len(made) == 2
