@@ -7,6 +7,7 @@ they do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import isfunction, ismethod
 
 from hypic.errors import ConfigError, PromptError
 from hypic.types import Segment
@@ -61,10 +62,16 @@ def check_template_inputs(tools: object, variables: object) -> None:
             f"chat_template_kwargs is {variables!r:.60}; pass a mapping of the template's variables, such as "
             "{'enable_thinking': False}."
         )
-    # A template also takes functions, which it describes by their annotations.
-    is_list = isinstance(tools, Sequence) and all(isinstance(tool, Mapping) or callable(tool) for tool in tools)
+    is_list = isinstance(tools, Sequence) and all(map(_is_tool, tools))
     if tools is not None and (not is_list or isinstance(tools, str | bytes | bytearray)):
         raise ConfigError(
             f"tools is {tools!r:.60}; pass a list of functions as OpenAI describes them, "
-            "{'type': 'function', 'function': {...}}."
+            "{'type': 'function', 'function': {'name': ...}}."
         )
+
+
+def _is_tool(given: object) -> bool:
+    """Whether it is a description with a name, within ``function`` or not, or a function, which describes itself."""
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    is_named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    return is_named or isfunction(given) or ismethod(given)
