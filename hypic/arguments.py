@@ -6,10 +6,11 @@ they do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import isfunction, ismethod
 
 from hypic.errors import ConfigError, PromptError
+from hypic.policy import is_listed
 from hypic.types import Segment
 
 
@@ -21,7 +22,7 @@ def listed_segments(call: str, given: object) -> list[Segment]:
     """
     if isinstance(given, Segment):
         raise PromptError(f"{call} was given a single Segment; wrap it in a list.")
-    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
+    if not is_listed(given):
         raise PromptError(f"{call} was given {given!r:.60}; pass a list of Segment.")
     segments = list(given)
     for one in segments:

@@ -8,8 +8,9 @@ closer to full recompute; ``hypic eval --knobs`` measures them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 from hypic.errors import ConfigError
 
@@ -25,6 +26,11 @@ def settle(values: object) -> None:
     for name, value in vars(values).items():
         if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
             object.__setattr__(values, name, value.item())
+
+
+def is_listed(given: object) -> TypeGuard[Iterable[Any]]:
+    """Whether ``given`` is a list of any kind: neither text, bytes nor a mapping, which Python would go through too."""
+    return isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | Mapping)
 
 
 def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:

@@ -14,7 +14,7 @@ from hypic.errors import ConfigError, PromptError
 from hypic.policy import Compose as Compose
 from hypic.policy import Policy as Policy
 from hypic.policy import Reuse as Reuse
-from hypic.policy import check_count, check_flag, one_of, settle
+from hypic.policy import check_count, check_flag, is_listed, one_of, settle
 
 Kind = Literal["document", "system", "skill", "memory", "tool", "turn"]
 Outcome = Literal["hit", "encoded", "live"]
@@ -117,7 +117,7 @@ PromptLike = Prompt | str | Sequence[Message]
 class SamplingParams:
     """How tokens are chosen. ``None`` means: as the checkpoint's ``generation_config.json`` says.
 
-    Without either, decoding is greedy (``temperature`` 0). Any finite temperature from 0 up is taken, as vLLM does;
+    Without either, decoding is greedy (``temperature`` 0). Any temperature from 0 up and below 2**63 is taken;
     OpenAI's own service ends at 2, but ``min_p`` makes sense of more (arXiv 2407.01082). ``top_k=0`` and ``top_p=1``
     switch their filters off. ``seed`` may be negative. ``stop`` strings end the text before themselves. ``logprobs=n``
     returns the chosen token's log probability and those of the ``n`` likeliest tokens, at most 100, here and over a
@@ -142,8 +142,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         settle(self)
-        is_listed = isinstance(self.stop, Iterable) and not isinstance(self.stop, bytes | bytearray | Mapping)
-        if self.stop is not None and not is_listed:
+        if self.stop is not None and not isinstance(self.stop, str) and not is_listed(self.stop):
             raise ConfigError(f"stop is {self.stop!r:.60}; pass a text, or a list of texts.")
         stop = (self.stop,) if isinstance(self.stop, str) else () if self.stop is None else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
