@@ -335,3 +335,22 @@ def test_what_is_no_request_waits_for_the_end_of_a_step(
     assert loop.call(lambda engine: (engine.scheduler.running, list(engine.scheduler.waiting))) == ({}, [])
     assert heard["b"].empty()
     loop.close()
+
+
+def test_slots_that_could_not_be_sent_are_sent_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step for which there was no memory may be launched again with what its request holds."""
+    table, context = SlotTable(1, 8, torch.device("cpu")), np.arange(5)
+    table.flat, row = torch.full((9,), -1, dtype=torch.int32), table.take()
+
+    def fails(*_: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("no pinned memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            table.send(row, context, 1)
+    table.send(row, context, 1)
+    assert table.flat.tolist() == [0, 1, 2, 3, *[-1] * 5]
+    table.flat.fill_(-1)
+    table.send(row, np.arange(7), 1)
+    assert table.flat.tolist() == [*[-1] * 5, 5, *[-1] * 3], "the step itself has written its own"
