@@ -40,7 +40,7 @@ class _Abort:
 
 @dataclass(frozen=True)
 class _Call:
-    """Something to run between two steps, on the engine's own thread; ``reply`` is for who waits for what comes of it."""
+    """Something to run between two steps, on the engine's own thread; ``reply`` is for who waits for its result."""
 
     run: Callable[[Engine], object]
     reply: queue.SimpleQueue[object] | None = None
