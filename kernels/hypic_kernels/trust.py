@@ -65,11 +65,14 @@ def fault_of(measure: Callable[[], float], tolerance: float) -> str | None:
 
     Raises:
         LostDeviceError: the kernel broke the process's context on the device.
+        torch.OutOfMemoryError: the check itself found no memory, which says nothing of the kernel; the next use asks again.
     """
     from triton.errors import TritonError
 
     try:
         errors = [measure() for _ in range(1 if interpreted() else RUNS)]
+    except torch.OutOfMemoryError:
+        raise
     except (TritonError, RuntimeError, subprocess.CalledProcessError) as fault:
         if any(words in str(fault) for words in LOST):
             raise LostDeviceError(_lost(fault)) from fault

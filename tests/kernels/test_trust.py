@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 import hypic_kernels.trust as trust
 
@@ -45,4 +46,12 @@ def test_a_lost_device_is_said(what: str) -> None:
         raise RuntimeError(f"CUDA error: {what} was encountered\nCompile with ...")
 
     with pytest.raises(trust.LostDeviceError, match=rf"\(CUDA error: {what}.*\), and nothing can run"):
+        trust.fault_of(fails, 1e-5)
+
+
+def test_too_little_memory_for_a_check_says_nothing_of_the_kernel() -> None:
+    def fails() -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError):
         trust.fault_of(fails, 1e-5)
