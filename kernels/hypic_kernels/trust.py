@@ -65,7 +65,8 @@ def fault_of(measure: Callable[[], float], tolerance: float) -> str | None:
 
     Raises:
         LostDeviceError: the kernel broke the process's context on the device.
-        torch.OutOfMemoryError: the check itself found no memory, which says nothing of the kernel; the next use asks again.
+        torch.OutOfMemoryError: the check itself found no memory, which says nothing of the kernel; the next use asks
+            again.
     """
     from triton.errors import TritonError
 
