@@ -20,7 +20,10 @@ from hypic_kernels import interpreted
 
 RUNS = 3
 # What CUDA says when nothing more can run in the process: not that a kernel does not fit.
-LOST = ("illegal memory access", "misaligned address", "unspecified launch failure", "device-side assert")
+LOST = (
+    *("illegal memory access", "misaligned address", "illegal address", "illegal instruction"),
+    *("unspecified launch failure", "device-side assert"),
+)
 
 
 class LostDeviceError(RuntimeError):
