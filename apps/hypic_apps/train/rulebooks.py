@@ -32,7 +32,8 @@ STAFF_BOOKS = ("Staff rules", "Personnel manual", "Rules of work", "Guide for st
 OWNERS = (
     "{t} School", "{t} Rowing Club", "{t} Library", "{t} Hostel", "{t} Museum", "{t} Swimming Pool", "{t} Campsite",
     "the {t} Theatre", "{t} House", "{t} Court", "{t} Music School", "{t} Hospital", "the {t} Choir",
-    "{t} Kindergarten", "{t} Farm", "{t} Boat Rental", "the {t} Workshop", "{t} Sports Club", "{t} Gardens", "{t} Students' Residence",
+    "{t} Kindergarten", "{t} Farm", "{t} Boat Rental", "the {t} Workshop", "{t} Sports Club", "{t} Gardens",
+    "{t} Students' Residence",
 )  # fmt: skip
 # Shares: of rules in one section that are of the same form or two, of sections without a heading, of sentences that
 # state nothing between others, of questions that name the house, of facts asked twice, of books that are a company's,
@@ -127,7 +128,7 @@ class Rulebooks:
         """The rules of a section: of its topic, often all of one form or two, and a few from elsewhere."""
         pool = self.rules.by_topic[topic]
         if topic == "intro":
-            return r.sample(pool, r.randint(1, 3))
+            return r.sample(pool, min(len(pool), r.randint(1, 3)))
         if r.random() < ALIKE:
             pool = tuple(r.sample(pool, min(len(pool), r.randint(1, 2))))
         every = [rule for name, found in self.rules.by_topic.items() if name != "intro" for rule in found]
@@ -245,7 +246,7 @@ def _of_staff(fact: Fact, world: World) -> Line:
     """A fact of a handbook, told and asked for without a name."""
     r = world.r
     template = re.sub(r"^At \{s\},? ", "", NAME_AFTER.sub("", said(fact.relation, "train", r)))
-    sentence = capitalise(template.replace("{o}", fact.value).replace("{s}", "the company"))
+    sentence = capitalise(template.replace("{o}", fact.value).replace("{s}", "the company")).replace(".m..", ".m.")
     question = NAME_AFTER.sub("", asked(fact.relation, "train", r)).replace("{s}", "the company")
     return Line(sentence, in_the_midst(sentence), (Ask("1hop", capitalise(question), fact.value, (fact,)),))
 
