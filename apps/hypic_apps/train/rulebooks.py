@@ -14,7 +14,7 @@ from random import Random
 
 from hypic_apps.train import measures
 from hypic_apps.train.passages import JOINED, Ask, Fact, Passage, asked, capitalise, first_sentence, in_the_midst, said
-from hypic_apps.train.rules import Drawn, Rule, Rules, put_in, words_for
+from hypic_apps.train.rules import Drawn, Rule, Rules, lists_of, put_in, words_for
 from hypic_apps.train.schema import Relation
 from hypic_apps.train.variety import told_apart
 from hypic_apps.train.world import NOT_STATED, World
@@ -86,8 +86,8 @@ class Rulebooks:
         out: list[Passage] = []
         for size in (split, number - split):
             out += self._book(world, size, used) if size else []
-        if r.random() < MISSING:
-            missing = self._missing(world, used)
+        missing = self._missing(world, used) if r.random() < MISSING else None
+        if missing is not None:
             out[-1] = replace(out[-1], asks=(*out[-1].asks, missing))
         return out
 
@@ -101,7 +101,7 @@ class Rulebooks:
         if is_staff:
             world.used.add("handbook")
         topics = [x for x in self.rules.by_topic if x != "intro"]
-        chosen = ["intro"] * (number > 1 and r.random() < 0.6) + r.sample(topics, min(number, len(topics)))
+        chosen = ["intro"] * (r.random() < (0.6 if number > 1 else 0.25)) + r.sample(topics, min(number, len(topics)))
         own = _staff_facts(world, owner, number) if is_staff else []
         return [
             self._section(world, book, topic, place, own[place::number], used)
@@ -149,7 +149,9 @@ class Rulebooks:
         if identity in used and (rule.names_house or not rule.has_words):
             return None
         used.add(identity)
-        drawn = words_for(rule, self.rules, used, r, inventor)
+        drawn = words_for(rule.lists, self.rules, used, r, inventor)
+        if drawn is None:
+            return None
         values = [self._value(world, book, kind, used) for kind in rule.values]
         told = {f"{{{'abc'[i]}}}": value[0] for i, value in enumerate(values)} | {"{s}": book.owner}
         called = {f"{{{'abc'[i]}}}": value[1] for i, value in enumerate(values)} | {"{s}": book.owner}
@@ -194,17 +196,18 @@ class Rulebooks:
         if world.filler and r.random() < 0.12:
             return [Line(r.choice(world.filler), "")]
         template = r.choice(self.rules.plain)
-        rule = Rule("", "", (), (template,), {})
-        return [_line(put_in(template, words_for(rule, self.rules, set(), r, None).told))]
+        drawn = words_for(lists_of((template,), self.rules.words), self.rules, set(), r, None)
+        return [_line(put_in(template, drawn.told))] if drawn else []
 
-    def _missing(self, world: World, used: set[str]) -> Ask:
-        """A question for a rule that no section tells, nor any other with its words."""
+    def _missing(self, world: World, used: set[str]) -> Ask | None:
+        """A question for a rule that no section tells, nor any other with its words; none if all are told."""
         r = world.r
         pool = [x for name, found in self.rules.by_topic.items() if name != "intro" for x in found if x.has_words]
         book = Book(_owner(world), "", "", r.choice(measures.UNITS), is_staff=False)
         rule = r.choice([x for x in pool if len(x.values) == 1])
         found = self._told(world, book, rule, used)
-        assert found is not None, "a rule with words of its own can always be told"
+        if found is None:
+            return None
         return Ask("none", capitalise(found.asks[0].question.removeprefix(f"At {book.owner}, ")), NOT_STATED)
 
 
@@ -227,7 +230,7 @@ def _filled(template: str, words: Mapping[str, str], values: Mapping[str, str]) 
 
 def _addressed(question: str, book: Book, r: Random) -> str:
     """The question, now and then with the house named before it."""
-    if book.owner in question or r.random() >= NAMED:
+    if book.owner in question or not question.endswith("?") or r.random() >= NAMED:
         return question
     return f"At {book.owner}, {question[:1].lower()}{question[1:]}"
 

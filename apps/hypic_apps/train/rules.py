@@ -8,8 +8,8 @@ For training alone: what the demo's documents say is kept out, which a test comp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -22,7 +22,7 @@ PLACE = re.compile(r"<([Aa] )?(\w+)>")
 LATER_NOUNS = re.compile(r" (?:of|for|in|with) ")
 # Lists whose words do not make two rules different ones, and lists that any word of the dictionary may stand for.
 OF_LISTS = frozenset({"role", "object", "place"})
-SAID_OF_ANY = ("done", "handled", "gear")
+SAID_OF_ANY = ("done", "handled")
 FROM_DICTIONARY = {"item": 0.3, "things": 0.3, "object": 0.2, "checkable": 0.3, "ticket": 0.2, "place": 0.15}
 VERB_FROM_DICTIONARY = 0.2
 SEVERAL = ("things", "checkable")
@@ -32,13 +32,14 @@ Words = Mapping[str, tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with open places: {a} to {c} for its ``values``, by kind, and ``<name>`` for a word of a list."""
+    """A rule with open places: {a} to {c} for its ``values``, by kind, ``<name>`` for a word of one of ``lists``."""
 
     key: str
     topic: str
     values: tuple[str, ...]
     said: tuple[str, ...]
     asked: Mapping[str, tuple[str, ...]]
+    lists: tuple[str, ...] = ()
 
     @property
     def names_house(self) -> bool:
@@ -79,8 +80,15 @@ def load(folder: Path = FOLDER) -> Rules:
             topic, _, rest = line[1:].partition(": ")
             headings[topic] = _parts(rest)
     for rule in _rules(folder / "rules.txt"):
-        by_topic[rule.topic] = (*by_topic.get(rule.topic, ()), rule)
+        lists = lists_of((*rule.said, *(q for found in rule.asked.values() for q in found)), words)
+        by_topic[rule.topic] = (*by_topic.get(rule.topic, ()), replace(rule, lists=lists))
     return Rules(by_topic, headings, words, tuple(_lines(folder / "plain.txt")))
+
+
+def lists_of(templates: Iterable[str], words: Words) -> tuple[str, ...]:
+    """The lists out of which words stand in templates."""
+    names = (name.lower() for template in templates for _, name in PLACE.findall(template))
+    return tuple(dict.fromkeys(name if name in words else name.removesuffix("s") for name in names))
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -123,13 +131,16 @@ def _rules(path: Path) -> Iterator[Rule]:
             raise ValueError(f"{path.name} has the line {line[:40]!r}; begin it with @ [ = ? or #.")
 
 
-def draw(rules: Rules, name: str, used: set[str], r: Random, inventor: Inventor | None) -> tuple[str, ...]:
-    """A word of a list that was not used yet, with others of its meaning; now and then one of the dictionary."""
+def draw(rules: Rules, name: str, used: set[str], r: Random, inventor: Inventor | None) -> tuple[str, ...] | None:
+    """A word of a list that was not used yet, with others of its meaning; now and then one of the dictionary.
+
+    Nothing where twenty tries found only used ones.
+    """
     for _ in range(20):
         found = _from_dictionary(name, r, inventor) or r.choice(rules.words[name])
         if used.isdisjoint(found):
-            break
-    return found
+            return found
+    return None
 
 
 def _from_dictionary(name: str, r: Random, inventor: Inventor | None) -> tuple[str, ...] | None:
@@ -144,23 +155,19 @@ def _from_dictionary(name: str, r: Random, inventor: Inventor | None) -> tuple[s
     return tuple(plural(word) for word in pair) if name in SEVERAL else pair
 
 
-def words_for(rule: Rule, rules: Rules, used: set[str], r: Random, inventor: Inventor | None) -> Drawn:
-    """Words for the open places of a rule; the ones that tell it from others are used from then on."""
+def words_for(lists: Sequence[str], rules: Rules, used: set[str], r: Random, inventor: Inventor | None) -> Drawn | None:
+    """Words out of ``lists``, used from then on if they tell a rule from others; nothing if a list is used up."""
     drawn = Drawn()
-    every = " ".join((*rule.said, *(q for found in rule.asked.values() for q in found)))
-    for name in dict.fromkeys(_list_of(name, rules.words) for _, name in PLACE.findall(every)):
+    for name in lists:
         found = draw(rules, name, used, r, inventor)
+        if found is None:
+            return None
         if name not in SAID_OF_ANY:
             used.update(found)
-        drawn.told[name] = r.choice(found) if name in rules.words and found in rules.words[name] else found[0]
+        # of a word of the dictionary the second one is for questions, and may be a wider one
+        drawn.told[name] = found[0] if len(found) > 1 and found not in rules.words[name] else r.choice(found)
         drawn.called[name] = r.choice(found)
     return drawn
-
-
-def _list_of(name: str, words: Words) -> str:
-    """The list that a place names: its own, or with an -s one of which several are meant."""
-    low = name.lower()
-    return low if low in words else low.removesuffix("s")
 
 
 def put_in(template: str, words: Mapping[str, str]) -> str:
