@@ -2,7 +2,7 @@
 
 One book has several facts of one kind of value in a passage ("27 days", "two days", "30 days"): only the words of the
 question tell which is asked for. Within a context no word stands in two rules, so a question means one of them.
-For training alone.
+For training; worlds of names kept for measuring are told and asked in the wordings that training leaves out.
 """
 
 from __future__ import annotations
@@ -155,18 +155,20 @@ class Rulebooks:
         values = [self._value(world, book, kind, used) for kind in rule.values]
         told = {f"{{{'abc'[i]}}}": value[0] for i, value in enumerate(values)} | {"{s}": book.owner}
         called = {f"{{{'abc'[i]}}}": value[1] for i, value in enumerate(values)} | {"{s}": book.owner}
-        template = r.choice(rule.said)
-        asks = tuple(self._asks(rule, book, drawn, told, called, r))
+        template = r.choice(rule.told(world.split))
+        asks = tuple(self._asks(rule, book, drawn, told, called, world))
         return _line(_filled(template, drawn.told, told), asks, begins_small=not template.startswith("{"))
 
     def _asks(
-        self, rule: Rule, book: Book, drawn: Drawn, told: Mapping[str, str], called: Mapping[str, str], r: Random
+        self, rule: Rule, book: Book, drawn: Drawn, told: Mapping[str, str], called: Mapping[str, str], world: World
     ) -> Iterator[Ask]:
-        for slot, questions in rule.asked.items():
+        r = world.r
+        for slot in rule.asked:
+            questions = rule.asked_for(slot, world.split)
             kind = rule.values["abc".index(slot)]
             relation = Relation(f"rule {rule.key} {slot}", kind, (), kind, rule.said, questions, invented=True)
             fact = Fact(KIND, book.owner, relation, told[f"{{{slot}}}"])
-            for template in r.sample(questions, 1 + (r.random() < TWICE)):
+            for template in r.sample(questions, min(len(questions), 1 + (r.random() < TWICE))):
                 words = drawn.called if r.random() < 0.6 else drawn.told
                 asked_for = _filled(template, words, called if r.random() < 0.6 else told)
                 yield Ask("1hop", _addressed(capitalise(asked_for), book, r), fact.value, (fact,))
@@ -248,9 +250,9 @@ NAME_AFTER = re.compile(r",? (?:of|at|from|for|with|by) \{s\}(?!')")
 def _of_staff(fact: Fact, world: World) -> Line:
     """A fact of a handbook, told and asked for without a name."""
     r = world.r
-    template = re.sub(r"^At \{s\},? ", "", NAME_AFTER.sub("", said(fact.relation, "train", r)))
+    template = re.sub(r"^At \{s\},? ", "", NAME_AFTER.sub("", said(fact.relation, world.split, r)))
     sentence = capitalise(template.replace("{o}", fact.value).replace("{s}", "the company")).replace(".m..", ".m.")
-    question = NAME_AFTER.sub("", asked(fact.relation, "train", r)).replace("{s}", "the company")
+    question = NAME_AFTER.sub("", asked(fact.relation, world.split, r)).replace("{s}", "the company")
     return Line(sentence, in_the_midst(sentence), (Ask("1hop", capitalise(question), fact.value, (fact,)),))
 
 

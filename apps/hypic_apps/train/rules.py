@@ -15,6 +15,7 @@ from random import Random
 
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.passages import capitalise
+from hypic_apps.train.schema import Split
 from hypic_apps.train.words import article, past, plural
 
 FOLDER = Path(__file__).parent / "rules"
@@ -45,6 +46,14 @@ class Rule:
     def names_house(self) -> bool:
         """Whether the house itself is named."""
         return "{s}" in self.said[0]
+
+    def told(self, split: Split) -> tuple[str, ...]:
+        """Statements of a split: the last one is for ``test`` alone."""
+        return self.said[:-1] if split == "train" else self.said[-1:]
+
+    def asked_for(self, slot: str, split: Split) -> tuple[str, ...]:
+        """Questions for a value: the last one is for ``test`` alone."""
+        return self.asked[slot][:-1] if split == "train" else self.asked[slot][-1:]
 
     @property
     def has_words(self) -> bool:

@@ -138,6 +138,21 @@ def test_many_questions_on_one_fact_name_no_subject(corpus: Corpus, relations: S
     assert 0.08 < impersonal / total < 0.24
 
 
+def test_the_last_statement_and_question_of_a_rule_are_for_measuring(
+    corpus: Corpus, relations: Schema, known: Rules
+) -> None:
+    rule = known.by_topic["money"][0]
+    assert not set(rule.told("train")) & set(rule.told("test"))
+    assert not set(rule.asked_for("a", "train")) & set(rule.asked_for("a", "test"))
+    only = Rulebooks(replace(known, by_topic={"intro": known.by_topic["intro"], "money": (rule,)}))
+    trained, measured = world(corpus, relations, 1), world(corpus, relations, 1)
+    measured.split = "test"
+    last = ".+".join(map(re.escape, re.split(r"<[^>]+>|\{a\}", rule.said[-1])))
+    for made, is_last in ((trained, False), (measured, True)):
+        text = " ".join(p.text for p in only.passages(made, 3))
+        assert bool(re.search(last, text)) == is_last, text
+
+
 def clauses() -> set[str]:
     """Sentences and clauses of the demo's company documents, without their last mark."""
     prose = " ".join(re.sub(r"^#.*$", "", document.text, flags=re.M) for document in company())
