@@ -6,9 +6,11 @@ they do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from inspect import isfunction, ismethod
 
 from hypic.errors import ConfigError, PromptError
+from hypic.policy import is_listed
 from hypic.types import Segment
 
 
@@ -20,7 +22,7 @@ def listed_segments(call: str, given: object) -> list[Segment]:
     """
     if isinstance(given, Segment):
         raise PromptError(f"{call} was given a single Segment; wrap it in a list.")
-    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
+    if not is_listed(given):
         raise PromptError(f"{call} was given {given!r:.60}; pass a list of Segment.")
     segments = list(given)
     for one in segments:
@@ -61,10 +63,16 @@ def check_template_inputs(tools: object, variables: object) -> None:
             f"chat_template_kwargs is {variables!r:.60}; pass a mapping of the template's variables, such as "
             "{'enable_thinking': False}."
         )
-    # A template also takes functions, which it describes by their annotations.
-    is_list = isinstance(tools, Sequence) and all(isinstance(tool, Mapping) or callable(tool) for tool in tools)
+    is_list = isinstance(tools, Sequence) and all(map(_is_tool, tools))
     if tools is not None and (not is_list or isinstance(tools, str | bytes | bytearray)):
         raise ConfigError(
             f"tools is {tools!r:.60}; pass a list of functions as OpenAI describes them, "
-            "{'type': 'function', 'function': {...}}."
+            "{'type': 'function', 'function': {'name': ...}}."
         )
+
+
+def _is_tool(given: object) -> bool:
+    """Whether it is a description with a name, within ``function`` or not, or a function, which describes itself."""
+    function = given.get("function", given) if isinstance(given, Mapping) else None
+    is_named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+    return is_named or isfunction(given) or ismethod(given)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from hypic.errors import ConfigError, meant
-from hypic.policy import Policy, check_flag, one_of
+from hypic.policy import Policy, check_flag, one_of, settle
 from hypic.store_spec import TierSpec, parse_bytes, parse_store
 
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -122,6 +122,8 @@ class EngineConfig:
     launcher: str = "processes"
 
     def __post_init__(self) -> None:
+        settle(self)
+        self._settle_kinds()
         if not isinstance(self.device, str):
             raise ConfigError(f"device is {self.device!r}; choose 'auto', 'cpu' or 'cuda'.")
         check_flag("graphs", self.graphs)
@@ -160,6 +162,15 @@ class EngineConfig:
             raise ConfigError(f"ttl is {self.ttl!r}; pass seconds above 0, such as 3600 or 'alice=3600,*=86400'.")
         self.memory_bytes(2**40)
         _ = self.store_bytes, self.ttl_s(None)
+
+    def _settle_kinds(self) -> None:
+        """Types and devices of torch, which is not imported here, by their names; the folder of an adapter as text."""
+        for name in ("device", "dtype"):
+            value = getattr(self, name)
+            if type(value).__module__ == "torch":
+                object.__setattr__(self, name, str(value).removeprefix("torch."))
+        if isinstance(self.adapter, os.PathLike):
+            object.__setattr__(self, "adapter", os.fspath(self.adapter))
 
     def _check_fits(self) -> None:
         """Whether one host can start so many threads and processes."""

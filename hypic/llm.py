@@ -19,7 +19,7 @@ from hypic.compare import Comparison, Question, compare
 from hypic.config import EngineConfig
 from hypic.engine import starting, weights
 from hypic.engine.task import Emission, Task
-from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.tokenizer import Tokenizer, described
 from hypic.engine.worker import vocabulary_of
 from hypic.errors import ConfigError, PromptError
 from hypic.keeping import Keeping
@@ -204,6 +204,7 @@ class LLM(Keeping):
             )
         used = self._policy(policy)
         check_template_inputs(tools, chat_template_kwargs)
+        tools = described(tools) if tools else tools
         if tools and not shows_tools(self.tokenizer, tools, chat_template_kwargs):
             raise PromptError("this model's chat template shows no tools; leave tools out or choose another model.")
         pieces = self.tokenizer.encode(prompt, tools=tools, chat_template_kwargs=chat_template_kwargs)

@@ -8,8 +8,9 @@ closer to full recompute; ``hypic eval --knobs`` measures them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 from hypic.errors import ConfigError
 
@@ -18,6 +19,18 @@ Compose = Literal["transition", "addition", "last"]
 # Times a segment's tokens that may be run to encode all of its interiors; each is encoded from the segment's start.
 MOST_ENCODED = 32
 COUNTS = ("seam", "min_segment_tokens", "tail_seam", "seam_every", "live_last")
+
+
+def settle(values: object) -> None:
+    """Turns NumPy's numbers and flags in a frozen dataclass, such as tables give them, into Python's own."""
+    for name, value in vars(values).items():
+        if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
+            object.__setattr__(values, name, value.item())
+
+
+def is_listed(given: object) -> TypeGuard[Iterable[Any]]:
+    """Whether ``given`` is a list of any kind: neither text, bytes nor a mapping, which Python would go through too."""
+    return isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | Mapping)
 
 
 def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
@@ -84,6 +97,7 @@ class Policy:
     live_last: int = 0
 
     def __post_init__(self) -> None:
+        settle(self)
         one_of("reuse", self.reuse, get_args(Reuse))
         one_of("compose", self.compose, get_args(Compose))
         for name in ("rotate", "deterministic"):

@@ -19,10 +19,11 @@ import sys
 import threading
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hypic.errors import ConfigError, PromptError
+from hypic.policy import is_listed
 from hypic.types import Segment
 
 POLICY_NAME = "known-texts"
@@ -219,7 +220,7 @@ def _each(texts: Texts) -> Iterable[str | Segment]:
     """
     if isinstance(texts, (str, Segment)):
         return [texts]
-    if isinstance(texts, bytes | bytearray | Mapping) or not isinstance(texts, Iterable):
+    if not is_listed(texts):
         raise PromptError(f"the registry was given {texts!r:.60}; pass text, a Segment, or a list of them.")
     return texts
 

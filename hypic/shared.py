@@ -15,7 +15,7 @@ from hypic.config import EngineConfig
 if TYPE_CHECKING:
     from hypic.llm import LLM
 
-_Spec = tuple[str | None, tuple[tuple[str, Any], ...]]
+_Spec = tuple[str | None, EngineConfig]
 
 
 @dataclass
@@ -39,8 +39,7 @@ def acquire(model: str | None = None, **settings: Any) -> LLM:
     """
     from hypic.llm import LLM
 
-    EngineConfig.of(**settings)  # what cannot be right is refused before it is looked up, and may have no hash
-    spec = (model, tuple(sorted(settings.items())))
+    spec = (model, EngineConfig.of(**settings))  # settings as they are given may have no hash
     with _SHARED.lock:
         if spec not in _SHARED.engines:
             _SHARED.engines[spec] = LLM(model, **settings)

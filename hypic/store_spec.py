@@ -89,6 +89,7 @@ def _size(size: str, part: str, scheme: str) -> int:
     # Nobody means so few: a unit was left out, and nothing would ever be kept.
     if size.strip().isdigit() and 0 < num_bytes < _LEAST_BARE_BYTES:
         raise ConfigError(
-            f"{part!r} counts bytes, of which {num_bytes} hold no entry; write a unit, as in {_EXAMPLES[scheme]!r}."
+            f"{part!r} has no unit, so it is a size in bytes, too small for any entry; write it as in "
+            f"{_EXAMPLES[scheme]!r}."
         )
     return num_bytes

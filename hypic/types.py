@@ -14,7 +14,7 @@ from hypic.errors import ConfigError, PromptError
 from hypic.policy import Compose as Compose
 from hypic.policy import Policy as Policy
 from hypic.policy import Reuse as Reuse
-from hypic.policy import check_count, check_flag, one_of
+from hypic.policy import check_count, check_flag, is_listed, one_of, settle
 
 Kind = Literal["document", "system", "skill", "memory", "tool", "turn"]
 Outcome = Literal["hit", "encoded", "live"]
@@ -61,6 +61,7 @@ class Segment:
             raise PromptError(
                 f"a segment's text is {type(self.text).__name__}, not str; decode it before passing it on."
             )
+        settle(self)
         one_of("a segment's kind", self.kind, get_args(Kind))
         for label in ("name", "source", "namespace"):
             _check_label(f"a segment's {label}", getattr(self, label))
@@ -104,6 +105,7 @@ class Prompt:
             raise PromptError(f"the tail is {type(self.tail).__name__}, not str; pass the question as text.")
         if not isinstance(self.glue, str):
             raise PromptError(f"the glue is {type(self.glue).__name__}, not str; pass the text between two pieces.")
+        settle(self)
         check_flag("template", self.template)
         _check_label("a prompt's namespace", self.namespace)
 
@@ -115,7 +117,7 @@ PromptLike = Prompt | str | Sequence[Message]
 class SamplingParams:
     """How tokens are chosen. ``None`` means: as the checkpoint's ``generation_config.json`` says.
 
-    Without either, decoding is greedy (``temperature`` 0). Any finite temperature from 0 up is taken, as vLLM does;
+    Without either, decoding is greedy (``temperature`` 0). Any temperature from 0 up and below 2**63 is taken;
     OpenAI's own service ends at 2, but ``min_p`` makes sense of more (arXiv 2407.01082). ``top_k=0`` and ``top_p=1``
     switch their filters off. ``seed`` may be negative. ``stop`` strings end the text before themselves. ``logprobs=n``
     returns the chosen token's log probability and those of the ``n`` likeliest tokens, at most 100, here and over a
@@ -139,9 +141,10 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.stop is not None and not isinstance(self.stop, str | list | tuple):
+        settle(self)
+        if self.stop is not None and not isinstance(self.stop, str) and not is_listed(self.stop):
             raise ConfigError(f"stop is {self.stop!r:.60}; pass a text, or a list of texts.")
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else () if self.stop is None else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         check_flag("ignore_eos", self.ignore_eos)
         if any(not isinstance(s, str) or not s for s in stop):

@@ -15,6 +15,7 @@ from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.compare import Comparison, Difference, Way, advice, divergence
 from hypic.errors import ConfigError
 from hypic.types import TokenLogprob
+from hypic_apps.cli.compare import read
 from hypic_apps.cli.main import main
 from tests.apps.test_cli import one_sentence
 from tests.checkpoints import CHATML, add_tokenizer, qwen
@@ -223,6 +224,14 @@ def test_variables_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "chat_template_kwargs is ['a']; send an object" in one_sentence(capsys.readouterr().err)
 
 
+def test_segments_with_fields_and_tools(tmp_path: Path) -> None:
+    request, tools = tmp_path / "request.json", [{"type": "function", "function": {"name": "look"}}]
+    asked = {"segments": ["a", {"text": "b", "seam": 32, "ttl_s": 60}], "question": "?", "tools": tools}
+    request.write_text(json.dumps(asked))
+    prompt, options = read(request, {})
+    assert prompt == Prompt([Segment("a"), Segment("b", seam=32, ttl_s=60)], "?") and options["tools"] == tools
+
+
 @pytest.mark.parametrize(
     ("hypic", "expected"),
     [
@@ -243,7 +252,14 @@ def test_a_policy_that_cannot_be_right(
 
 @pytest.mark.parametrize(
     ("content", "expected"),
-    [("{", "no JSON"), ("{}", "neither"), ('{"segments": [1], "question": "?"}', "the segment 1"), (None, "read")],
+    [
+        ("{", "no JSON"),
+        ("{}", "neither"),
+        ('{"segments": [1], "question": "?"}', "the segment 1"),
+        ('{"segments": [{"text": "x", "seem": 4}], "question": "?"}', "an object with text, kind, name"),
+        ('{"segments": [{"text": "x", "seam": -4}], "question": "?"}', "a segment's seam is -4"),
+        (None, "read"),
+    ],
 )
 def test_requests_that_cannot_be_read(
     content: str | None, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

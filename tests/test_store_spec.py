@@ -41,10 +41,13 @@ def test_tiers_are_read_in_order() -> None:
         ("disk://x?size=1GiB", "has no absolute path"),
         (
             "disk:///x?size=1",
-            "'disk:///x?size=1' counts bytes, of which 1 hold no entry; write a unit, as in 'disk:///",
+            "'disk:///x?size=1' has no unit, so it is a size in bytes, too small for any entry; write it as in 'disk:///",
         ),
-        ("disk:///x?size=65535", "of which 65535 hold no entry"),
-        ("host://8", "'host://8' counts bytes, of which 8 hold no entry; write a unit, as in 'host://32GiB'"),
+        ("disk:///x?size=65535", "too small for any entry"),
+        (
+            "host://8",
+            "'host://8' has no unit, so it is a size in bytes, too small for any entry; write it as in 'host://32GiB'",
+        ),
         ("disk:///x?size=1GiB&size=2GiB", "has an option twice"),
         ("disk:///x?1GiB", "has the option '1GiB'; all there is is size="),
         ("host://1GiB?size=2GiB", "'1GiB?size=2GiB' is not a size"),

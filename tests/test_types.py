@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections import deque
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import hypic
 from hypic import CacheReport, Completion, EngineConfig, HypicError, Policy, Prompt, SamplingParams, Segment, Usage
@@ -67,6 +72,38 @@ def test_sampling_values_at_their_bounds() -> None:
     assert params.stop == ("stop",) and params.top_k == 0
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
     assert SamplingParams().temperature is None
+    lists: list[Any] = [deque("ab"), {"a": 1, "b": 2}.keys(), np.array(["a", "b"]), (letter for letter in "ab")]
+    for stop in lists:
+        assert SamplingParams(stop=stop).stop == ("a", "b"), "of any kind of list"
+
+
+def test_numbers_of_numpy_become_pythons() -> None:
+    values: tuple[Any, ...] = (np.int64(40), np.float32(0.5), np.bool_(True), np.array(7))
+    whole, part, flag, seed = values
+    found: list[tuple[Any, Any]] = [
+        (SamplingParams(whole, part, top_k=whole, ignore_eos=flag), SamplingParams(40, 0.5, top_k=40, ignore_eos=True)),
+        (Policy(seam=whole, seam_share=part, deterministic=flag), Policy(seam=40, seam_share=0.5, deterministic=True)),
+        (Segment("x", ttl_s=whole, seam=whole, cache=flag), Segment("x", ttl_s=40, seam=40, cache=True)),
+        (Prompt([], "x", template=flag), Prompt([], "x", template=True)),
+        (EngineConfig(max_running=whole, memory=part, seed=seed, ttl=whole),
+         EngineConfig(max_running=40, memory=0.5, seed=7, ttl=40)),
+    ]  # fmt: skip
+    for mine, theirs in found:
+        assert mine == theirs and json.dumps(dataclasses.asdict(mine)) == json.dumps(dataclasses.asdict(theirs))
+    wrong: dict[str, Any] = {
+        "seam": np.float64(8),
+        "tail_seam": np.int64(-1),
+        "live_last": np.array([8]),
+        "rotate": whole,
+    }
+    for name, value in wrong.items():
+        assert f"{name} is " in refusal(Policy, **{name: value})
+
+
+def test_types_and_devices_of_torch_and_a_path_are_taken_by_their_names() -> None:
+    config = EngineConfig(device=torch.device("cuda", 1), dtype=torch.bfloat16, adapter=Path("lora"))  # type: ignore[arg-type]
+    assert config == EngineConfig(device="cuda:1", dtype="bfloat16", adapter="lora")
+    assert "dtype is 'int8'; choose one of" in refusal(EngineConfig, dtype=torch.int8)
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from hypic.engine.engine import Engine
+from hypic.engine.free_memory import attempted
 from hypic.engine.parallel.cost import Lately
 from hypic.engine.parallel.messages import Entry
 from hypic.engine.parallel.streams import Made
 from hypic.engine.parallel.wants import Counts, Pending
 from hypic.engine.parcel import Opened, write
 from hypic.engine.payload import note
+from hypic.engine.pool import Pool
 from hypic.engine.request import Encode
+from hypic.engine.segment import CachedSegment
 
 
 @dataclass(frozen=True)
@@ -71,35 +74,56 @@ class Arrivals:
     def write(self, engine: Engine) -> None:
         """All that came, into the pages and slots that wait for it, unless they wait no more."""
         nonces = list[int]()
-        with suppress(IndexError):
-            while True:
+        try:
+            while self._waiting:
                 arrived = self._waiting.popleft()
                 nonces += [pending.nonce for _, pending, _ in arrived.awaited]
-                self._write(engine, arrived)
-        self.ended(nonces)
+                self._take_in(engine, arrived)
+        finally:
+            self.ended(nonces)
 
-    def _write(self, engine: Engine, arrived: Arrived) -> None:
-        began_s, jobs = time.monotonic(), list[tuple[int, Encode]]()
-        for number, pending, message in arrived.awaited:
-            job = awaited(pending, engine.admission.encoding)
-            if job is None:
-                self.counts.late += 1
-            else:
-                self._note(engine, job, pending, message)
-                jobs.append((number, job))
+    def _take_in(self, engine: Engine, arrived: Arrived) -> None:
+        began_s, encoding = time.monotonic(), engine.admission.encoding
+        found = [(number, awaited(pending, encoding), pending, entry) for number, pending, entry in arrived.awaited]
+        wanted = [(number, job, pending, entry) for number, job, pending, entry in found if job is not None]
+        self.counts.late += len(found) - len(wanted)
         arrived.made.taken()
-        if jobs:
-            write(engine.runner.pool, arrived.content, [(number, job.entry) for number, job in jobs])
-            engine.admission.jobs.came([job for _, job in jobs])
-            self.counts.last_came_s = time.monotonic()
-            self.counts.write_s += self.counts.last_came_s - began_s
-            self.writing.took((self.counts.last_came_s - began_s) / len(jobs))
+        if not wanted:
+            return
+        jobs = [job for _, job, _, _ in wanted]
+        if not self._is_written(engine, arrived, [(number, job) for number, job, _, _ in wanted]):
+            self._encode_here(jobs)
+            return
+        for _, job, pending, entry in wanted:
+            self._note(engine, job, pending, entry)
+        engine.admission.jobs.came(jobs)
+        self.counts.last_came_s = time.monotonic()
+        self.counts.write_s += self.counts.last_came_s - began_s
+        self.writing.took((self.counts.last_came_s - began_s) / len(jobs))
+
+    @staticmethod
+    def _is_written(engine: Engine, arrived: Arrived, wanted: Sequence[tuple[int, Encode]]) -> bool:
+        """Whether there was memory for what is needed to write them."""
+        pool = engine.runner.pool
+        places = [(number, job.entry) for number, job in wanted]
+        return attempted(partial(_written, pool, arrived.content, places), pool.device, "writing what came") is True
+
+    def _encode_here(self, jobs: Sequence[Encode]) -> None:
+        """Nobody is asked for them any more, so nobody else would see that they do not come."""
+        for job in jobs:
+            job.away = 0
+        self.counts.fell_back += len(jobs)
 
     def _note(self, engine: Engine, job: Encode, pending: Pending, message: Entry) -> None:
         note(job, pending, message)
         engine.admission.expiry.end(job.entry, message.expires_s)
         self.counts.came += 1
         self.counts.fetched += message.was_held
+
+
+def _written(pool: Pool, content: Opened, places: Sequence[tuple[int, CachedSegment]]) -> bool:
+    write(pool, content, places)
+    return True
 
 
 def awaited(pending: Pending, encoding: Mapping[bytes, Encode]) -> Encode | None:

@@ -164,7 +164,8 @@ class Engine:
 
     def close(self) -> None:
         """Save what is to outlive this process, and end the store's threads."""
-        self.rest()
+        with suppress(RuntimeError):  # of torch: a device that is lost is at nothing any more
+            self.rest()
         self.tiers.close()
 
     def settle(self, work: Work, result: StepResult) -> list[Emission]:

@@ -50,14 +50,14 @@ def is_out_of_memory(fault: BaseException, device: torch.device) -> bool:
     return any(said in words for said in SAID) or (any(one in words for one in UNSAID) and _is_short(device))
 
 
-def attempted(run: Callable[[], T], device: torch.device) -> T | None:
+def attempted(run: Callable[[], T], device: torch.device, what: str = "a step") -> T | None:
     """What ``run`` gives; ``None`` if the device has too little memory for it, and what it took is free again then."""
     try:
         return run()
     except (RuntimeError, MemoryError) as fault:
         if not is_out_of_memory(fault, device):
             raise
-        logger.warning("a step ran out of memory: %s", fault)
+        logger.warning("%s ran out of memory: %s", what, fault)
         return None
 
 

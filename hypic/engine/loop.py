@@ -40,10 +40,16 @@ class _Abort:
 
 @dataclass(frozen=True)
 class _Call:
-    """Something to run between two steps, on the engine's own thread."""
+    """Something to run between two steps, on the engine's own thread; ``reply`` is for who waits for its result."""
 
     run: Callable[[Engine], object]
-    reply: queue.SimpleQueue[object]
+    reply: queue.SimpleQueue[object] | None = None
+
+    def answer(self, outcome: object) -> None:
+        if self.reply is not None:
+            self.reply.put(outcome)
+        elif isinstance(outcome, Exception):
+            logger.error("what an engine was to do between two steps failed", exc_info=outcome)
 
 
 class EngineLoop:
@@ -105,7 +111,7 @@ class EngineLoop:
     def post(self, run: Callable[[Engine], object]) -> None:
         """Run something on the engine between two steps, and wait for nothing; nowhere if the engine is closed."""
         with suppress(HypicError):
-            self._send(_Call(run, queue.SimpleQueue()))
+            self._send(_Call(run))
 
     def close(self) -> None:
         """Abort everything and end the thread; more calls do nothing."""
@@ -202,7 +208,7 @@ class EngineLoop:
             self._sinks.pop(message.id, None)
             self.engine.abort(message.id)
         elif isinstance(message, _Call):
-            message.reply.put(_outcome(message.run, self.engine))
+            message.answer(_outcome(message.run, self.engine))
         else:
             self._begin(message)
 
@@ -231,7 +237,7 @@ class EngineLoop:
         while (message := self._next(wait=False)) is not False:
             if isinstance(message, _Submit):
                 message.sink(Emission(message.task.id, error, is_last=True))
-            elif isinstance(message, _Call):
+            elif isinstance(message, _Call) and message.reply is not None:
                 message.reply.put(error)
         for id in ids:
             self.engine.abort(id)
@@ -248,8 +254,8 @@ def _watched(engine: Engine) -> Compiled | None:
 
 
 def _outcome(run: Callable[[Engine], object], engine: Engine) -> object:
-    engine.rest()
     try:
+        engine.rest()
         return run(engine)
     except Exception as error:  # the caller waits for the reply and gets it raised
         return error

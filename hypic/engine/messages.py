@@ -115,7 +115,7 @@ def _halves(prompt: Prompt) -> tuple[list[Segment], list[Segment]]:
 
 
 def _read_all(messages: Sequence[Message]) -> list[Turn]:
-    if not isinstance(messages, Sequence) or not messages:
+    if not isinstance(messages, Sequence) or isinstance(messages, bytes | bytearray) or not messages:
         raise PromptError(f"the prompt is {messages!r:.80}; pass a Prompt, a str or a list with at least one message.")
     return [_read(message, index) for index, message in enumerate(messages)]
 

@@ -23,13 +23,14 @@ import numpy as np
 import torch
 
 from hypic.engine.chain import ZERO_SLOT, Chain, FoldInto, InteriorLink, RowLink
-from hypic.engine.free_memory import is_out_of_memory
+from hypic.engine.free_memory import is_out_of_memory, shortage
 from hypic.engine.kernel_batch import MIN_DENSE_TOKENS, Geometry
 from hypic.engine.kernel_tiles import Tiling
 from hypic.engine.pool import Pool
 from hypic.engine.run_arrays import SHORT_ROW
 from hypic.engine.segment import Slots
 from hypic.engine.sizing import Need
+from hypic.errors import ConfigError
 
 logger = logging.getLogger("hypic")
 SEAM = 8
@@ -106,7 +107,11 @@ class Makings:
 
 
 def rehearse(run: Callable[[Step], object], pool: Pool, limits: Limits) -> None:
-    """Run steps of every kind that requests may need; the pool must hold nothing yet."""
+    """Run steps of every kind that requests may need; the pool must hold nothing yet.
+
+    Raises:
+        ConfigError: the pool leaves no room for the smallest steps.
+    """
     if pool.lacks(Need(1, 3, 1)):
         return
     pages, states, transition = pool.take_pages(1), [pool.take_state() for _ in range(3)], pool.take_transition()
@@ -115,6 +120,10 @@ def rehearse(run: Callable[[Step], object], pool: Pool, limits: Limits) -> None:
     made = Makings(slots, pool.max_context, (states[0], transition), (states[1], states[2]))
     try:
         _run_all(run, made, limits, pool)
+    except (RuntimeError, MemoryError) as fault:
+        if not is_out_of_memory(fault, pool.device):
+            raise
+        raise ConfigError(shortage(pool.device, pool.num_bytes)) from fault
     finally:
         pool.drop_pages(pages)
         pool.drop_transition(transition)

@@ -29,6 +29,7 @@ from hypic.engine.shares import step_tokens
 from hypic.engine.sizing import ahead_of, split_of
 from hypic.engine.storage import StorageForm
 from hypic.errors import CheckpointError, ConfigError
+from hypic_kernels.trust import LostDeviceError
 
 logger = logging.getLogger("hypic")
 SMALL_WEIGHTS = 2_000_000_000
@@ -182,6 +183,8 @@ def _graphs(model: Model, pool: Pool, geometry: Geometry, config: EngineConfig) 
     graphs = Graphs(model, pool, geometry)
     try:
         graphs.record(config.max_running, step_tokens(config, pool.device))
+    except LostDeviceError:
+        raise
     except RuntimeError as fault:  # of torch: something in the step asks the host after all
         logger.warning("steps are launched one kernel at a time, since they could not be recorded: %s", fault)
         return None

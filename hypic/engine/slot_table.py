@@ -36,13 +36,12 @@ class SlotTable:
         """Bring a row up to its context, whose last ``num_own`` slots the step itself writes (``write``); what was sent
         before does not change."""
         first, stop = self._num_sent[row], len(context) - num_own
-        self._num_sent[row] = max(first, len(context))
-        if first >= stop:
-            return
-        staged = torch.empty(stop - first, dtype=torch.int32, pin_memory=self.flat.is_cuda)
-        staged.numpy()[:] = context[first:stop]
-        start = self.start(row)
-        self.flat[start + first : start + stop].copy_(staged, non_blocking=True)
+        if first < stop:
+            staged = torch.empty(stop - first, dtype=torch.int32, pin_memory=self.flat.is_cuda)
+            staged.numpy()[:] = context[first:stop]
+            start = self.start(row)
+            self.flat[start + first : start + stop].copy_(staged, non_blocking=True)
+        self._num_sent[row] = max(first, len(context))  # not before: without memory for it the step may come again
 
     def write(self, places: Tensor, slots: Tensor) -> None:
         """``slots [n]`` at ``places [n]`` of the table, as a part of a step."""

@@ -22,7 +22,7 @@ from hypic.engine.messages import Part, Turn, flat_parts, split_turns
 from hypic.engine.plan import Piece
 from hypic.engine.rendering import Rendering
 from hypic.engine.vocabulary import any_of, data_tokenizer, eos_ids, generation_defaults, read_json
-from hypic.errors import CheckpointError, PromptError, UnsupportedModel
+from hypic.errors import CheckpointError, ConfigError, PromptError, UnsupportedModel
 from hypic.types import Prompt, PromptLike
 
 if TYPE_CHECKING:
@@ -33,6 +33,26 @@ _RESERVED = (
     *("conversation", "tools", "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors"),
     *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens"),
 )
+
+
+def described(tools: Sequence[Mapping[str, Any] | Callable[..., Any]]) -> list[Mapping[str, Any]]:
+    """Tools as OpenAI describes them; functions by their annotations and docstrings, as transformers reads these.
+
+    Raises:
+        ConfigError: a function does not say enough of itself.
+    """
+    from transformers.utils import chat_template_utils as reading
+
+    def one(tool: Mapping[str, Any] | Callable[..., Any]) -> Mapping[str, Any]:
+        try:
+            return tool if isinstance(tool, Mapping) else reading.get_json_schema(tool)
+        except (reading.DocstringParsingException, reading.TypeHintParsingException, NameError) as error:
+            raise ConfigError(
+                f"the function {getattr(tool, '__name__', tool)!r} does not describe itself as a tool ({error}); give "
+                "it annotations and a docstring with Args, or pass {'type': 'function', 'function': {...}}."
+            ) from error
+
+    return [one(tool) for tool in tools]
 
 
 class Tokenizer:

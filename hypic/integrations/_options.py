@@ -7,6 +7,7 @@ validated anew. Knows no framework.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 from hypic.arguments import check_template_inputs
@@ -39,9 +40,9 @@ def check_waiting(timeout_s: object, max_retries: object) -> None:
     Raises:
         ConfigError: one of them is neither ``None`` nor such a number.
     """
-    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool) and timeout_s >= 0
+    is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool) and float(timeout_s) >= 0
     if timeout_s is not None and not is_number:
         raise ConfigError(f"timeout is {timeout_s!r:.60}; pass seconds, 0 or more.")
-    is_count = isinstance(max_retries, int) and not isinstance(max_retries, bool) and max_retries >= 0
+    is_count = isinstance(max_retries, Integral) and not isinstance(max_retries, bool) and int(max_retries) >= 0
     if max_retries is not None and not is_count:
         raise ConfigError(f"max_retries is {max_retries!r:.60}; pass a whole number, 0 or more.")

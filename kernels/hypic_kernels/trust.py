@@ -20,7 +20,10 @@ from hypic_kernels import interpreted
 
 RUNS = 3
 # What CUDA says when nothing more can run in the process: not that a kernel does not fit.
-LOST = ("illegal memory access", "misaligned address", "unspecified launch failure", "device-side assert")
+LOST = (
+    *("illegal memory access", "misaligned address", "illegal address", "illegal instruction"),
+    *("unspecified launch failure", "device-side assert"),
+)
 
 
 class LostDeviceError(RuntimeError):
@@ -62,7 +65,8 @@ def fault_of(measure: Callable[[], float], tolerance: float) -> str | None:
 
     Raises:
         LostDeviceError: the kernel broke the process's context on the device.
-        torch.OutOfMemoryError: the check itself found no memory, which says nothing of the kernel; the next use asks again.
+        torch.OutOfMemoryError: the check itself found no memory, which says nothing of the kernel; the next use asks
+            again.
     """
     from triton.errors import TritonError
 

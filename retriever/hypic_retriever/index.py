@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -150,7 +151,8 @@ class Index:
         Raises:
             RetrieverError: the query is not ``str``, or ``k`` no whole number from 1 up.
         """
-        if not isinstance(query, str) or not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        is_count = isinstance(k, Integral) and not isinstance(k, bool) and k >= 1
+        if not isinstance(query, str) or not is_count:
             raise RetrieverError(f"search got the query {query!r} and k={k!r}; pass a text and k of 1 or more.")
         vector = None
         if self.embedder is not None and self._vectors is not None and query.strip():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from hypic.config import EngineConfig
@@ -21,6 +22,7 @@ from hypic.engine.layers.attention import alike
 from hypic.engine.rehearsal import Limits, rehearse
 from hypic.engine.runner import Runner
 from hypic.engine.task import Task, Vocabulary
+from hypic.errors import ConfigError
 from hypic.types import SamplingParams
 from hypic_kernels import delta
 from tests.engine.faults import FAULTS, cases
@@ -243,3 +245,16 @@ def test_a_rehearsal_leaves_nothing_behind(name: str, device: str, everywhere: C
     assert max(steps) == 3000 and {1, 2, 4, 5, 512, 1024, 2048} <= set(steps)
     pieces = few_segments()
     assert bench.ask(pieces).error_to(known.expected(name, pieces)) < LIMIT
+
+
+def test_a_rehearsal_without_room_for_any_step_says_so(everywhere: Callable[[str], Checkpoints]) -> None:
+    bench = Bench(everywhere("cpu").runner("qwen", "float32"), kernels="on")
+    geometry = bench.engine.runner.geometry
+    assert geometry is not None
+
+    def run(chains: Sequence[Chain]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(ConfigError, match="ran out of memory in a step: the pool holds .* lower memory="):
+        rehearse(run, bench.pool, Limits.of(geometry, 3000, 5))
+    bench.assert_back_to_start()

@@ -458,6 +458,35 @@ def test_errors_of_a_request_reach_its_own_sink(bench: Make) -> None:
     loop.close()
 
 
+def test_who_calls_is_told_of_a_device_that_is_lost(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows where the device is waited for, between two steps and at the end."""
+    made, loop = plain(bench)
+    reply, closed = queue.SimpleQueue[object](), list[str]()
+
+    def lost() -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(made.engine, "rest", lost)
+    monkeypatch.setattr(made.engine.tiers, "close", lambda: closed.append("tiers"))
+    loop._send(_Call(lambda engine: "never run", reply))
+    assert "the device is gone" in str(reply.get(timeout=30))
+    loop.close()
+    assert closed == ["tiers"] and loop._engine is None
+
+
+def test_what_fails_and_nobody_waits_for_is_logged(bench: Make, caplog: pytest.LogCaptureFixture) -> None:
+    _, loop = plain(bench)
+
+    def fails(engine: Any) -> None:
+        raise ValueError("that cannot be")
+
+    with caplog.at_level("ERROR", "hypic"):
+        loop.post(fails)
+        assert loop.call(lambda engine: "goes on") == "goes on"
+    assert "that cannot be" in caplog.text
+    loop.close()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_dies_tells_everyone(bench: Make) -> None:
     made, loop = plain(bench)

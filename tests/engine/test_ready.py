@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("triton")
+
 from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
 from hypic.engine.kernel_choice import MIN_RUN_TOKENS
@@ -20,8 +22,6 @@ from hypic.types import Policy, SamplingParams
 from tests.checkpoints_gdn import qwen3_5_moe, ring
 from tests.engine.compiling import Noted, Zeros, as_on_an_h200
 from tests.engine.harness import POLICY, live, seg
-
-pytest.importorskip("triton")
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "memory": "192MiB", "kernels": "on"}
 NUM_RUNNING = 5

@@ -6,7 +6,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,17 @@ from hypic.config import EngineConfig
 from hypic.engine import read_back
 from hypic.engine.chain import Chain, RowLink
 from hypic.engine.engine import Engine
+from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_arrays import arrays, decode_arrays
 from hypic.engine.kernel_buffer import Sent
 from hypic.engine.loop import EngineLoop
 from hypic.engine.read_back import Landing, ReadBack, packed, unpacked
-from hypic.engine.runner import Runner
+from hypic.engine.runner import Runner, _graphs
 from hypic.engine.sampling_state import SamplingState
 from hypic.engine.slot_table import SlotTable
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.types import SamplingParams
+from hypic_kernels.trust import LostDeviceError
 from tests.engine.harness import POLICY, TOLERANCE, Checkpoints, few_segments, live, many_segments, relative, seg
 from tests.engine.recorded import with_recorded_steps
 from tests.engine.test_kernel_steps import rows_chosen_from
@@ -335,3 +337,37 @@ def test_what_is_no_request_waits_for_the_end_of_a_step(
     assert loop.call(lambda engine: (engine.scheduler.running, list(engine.scheduler.waiting))) == ({}, [])
     assert heard["b"].empty()
     loop.close()
+
+
+def test_slots_that_could_not_be_sent_are_sent_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step for which there was no memory may be launched again with what its request holds."""
+    table, context = SlotTable(1, 8, torch.device("cpu")), np.arange(5)
+    table.flat, row = torch.full((9,), -1, dtype=torch.int32), table.take()
+
+    def fails(*_: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("no pinned memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", fails)
+        with pytest.raises(torch.OutOfMemoryError):
+            table.send(row, context, 1)
+    table.send(row, context, 1)
+    assert table.flat.tolist() == [0, 1, 2, 3, *[-1] * 5]
+    table.flat.fill_(-1)
+    table.send(row, np.arange(7), 1)
+    assert table.flat.tolist() == [*[-1] * 5, 5, *[-1] * 3], "the step itself has written its own"
+
+
+def test_a_device_that_is_lost_is_not_taken_for_steps_that_cannot_be_recorded(
+    load: Callable[[str, str], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = load("qwen", "on")
+    assert made.geometry is not None
+    for fault in (RuntimeError("something asks the host"), LostDeviceError("nothing can run there any more")):
+
+        def fails(*_: Any, fault: RuntimeError = fault) -> None:
+            raise fault
+
+        monkeypatch.setattr(Graphs, "record", fails)
+        with pytest.raises(LostDeviceError) if isinstance(fault, LostDeviceError) else nullcontext():
+            assert _graphs(made.model, made.pool, made.geometry, EngineConfig(**SETTINGS)) is None

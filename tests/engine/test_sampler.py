@@ -274,6 +274,26 @@ def test_a_row_that_is_not_finite_changes_nobody_else(bad: float | str, temperat
     assert good[1].finite and not spoilt[1].finite and spoilt[1].token_id == -1
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"temperature": 0.9},
+        {"temperature": 0.9, "top_p": 0.5, "top_k": 5, "min_p": 0.1},
+        {"repetition_penalty": 2.0},
+    ],
+)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_a_broken_row_gives_is_an_id_that_there_is(bad: float, params: Mapping[str, Any], device: str) -> None:
+    """The next step may be under way with it before the host has seen that the row is broken; an id that is none would
+    be read out of bounds there."""
+    logits = logits_of(4).to(device)
+    logits[0], logits[1, 3], logits[2, 1:] = bad, bad, bad
+    chosen, *_ = Sampler().choose(logits, [state(seed, (3,), **params) for seed in range(4)]).tensors
+    assert all(0 <= id < VOCAB for id in chosen.tolist())
+
+
 def test_a_row_of_only_nan_with_top_p_alone_in_its_batch() -> None:
     logits = torch.full((1, VOCAB), math.nan)
     assert not Sampler().sample(logits, [state(temperature=1.0, top_p=0.5)])[0].finite

@@ -90,6 +90,7 @@ def test_a_missing_folder(tmp_path: Path) -> None:
     ("prompt", "sentence"),
     [
         ([], "at least one message"),
+        (b"Hi", "the prompt is b.Hi.; pass a Prompt, a str or a list"),
         (7, "the prompt is 7"),
         ({"role": "user", "content": "x"}, "the prompt is"),
         (["x"], "message 0 is a str"),

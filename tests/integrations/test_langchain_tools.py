@@ -156,10 +156,11 @@ def test_a_forced_call_of_another_tool_raises() -> None:
 def test_what_is_not_supported_raises_before_anything_runs() -> None:
     engine = ScriptedEngine()
     chat = chat_on(engine)
+    some = {"type": "json_object"}
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (NotImplementedError, "strict", lambda: chat.bind_tools([add], strict=True)),
         (NotImplementedError, "parallel", lambda: chat.bind_tools([add], parallel_tool_calls=False)),
-        (NotImplementedError, "response_format", lambda: chat.bind_tools([add], response_format={"type": "text"})),
+        (NotImplementedError, "response_format", lambda: chat.bind_tools([add], response_format=some)),
         (NotImplementedError, "strict", lambda: chat.with_structured_output(Joke, strict=True).invoke("?")),
         (ValueError, "method", lambda: chat.with_structured_output(Joke, method="grammar")),  # type: ignore[arg-type]
         (ValueError, "wish", lambda: chat.with_structured_output(Joke, wish=1)),
@@ -167,7 +168,7 @@ def test_what_is_not_supported_raises_before_anything_runs() -> None:
         (ModelInvalidRequestError, "no tools", lambda: chat.bind_tools([], tool_choice="any")),
         (ModelInvalidRequestError, "no tools", lambda: asyncio.run(chat.ainvoke("?", tool_choice="any"))),
         (ModelInvalidRequestError, "no function", lambda: chat.bind_tools([{"type": "web_search"}])),
-        (NotImplementedError, "response_format", lambda: list(chat.stream("?", response_format={"type": "text"}))),
+        (NotImplementedError, "response_format", lambda: list(chat.stream("?", response_format=some))),
         (NotImplementedError, "functions", lambda: chat.invoke("?", functions=[{"name": "f"}])),
         (NotImplementedError, "function_call", lambda: chat.invoke("?", function_call="auto")),
     ]

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import ChatMessage
@@ -58,6 +59,7 @@ def test_wrong_parts_are_refused() -> None:
         HypicRetriever({})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"llm\.registry"):
         HypicRetriever(index(), registry={})  # type: ignore[arg-type]
+    assert len(HypicRetriever(index(), k=np.int64(1)).retrieve("mill")) == 1, "NumPy's numbers are numbers"  # type: ignore[arg-type]
     for k in (0, -1, True, "4"):
         with pytest.raises(ConfigError, match="whole number of nodes"):
             HypicRetriever(index(), k=k)  # type: ignore[arg-type]

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("httpx")
 pytest.importorskip("langchain_core")
@@ -15,9 +17,10 @@ pytest.importorskip("llama_index.core")
 from langchain_core.exceptions import ModelInvalidRequestError
 from pydantic import ValidationError
 
-from hypic import shared
+from hypic import Policy, llm, shared
 from hypic.errors import ConfigError
 from hypic.integrations import langchain, llamaindex
+from hypic.integrations._options import check_waiting
 from hypic.integrations.remote import RemoteEngine
 from tests.integrations.scripted import ScriptedEngine
 
@@ -41,6 +44,7 @@ KEYWORDS = [
     ({"policy": 5}, "policy is 5; pass hypic.Policy"),
     ({"policy": {"seam": 4}}, "policy is {'seam': 4}; pass hypic.Policy"),
     ({"hypic": 5}, "hypic is 5; pass a mapping with fields of the policy"),
+    ({"hypic": {"seem": 5}}, "'seem' (did you mean 'seam'?); known are"),
     ({"hypic": {"deterministic": "no"}}, "deterministic is 'no'; pass True or False"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs is 5; pass a mapping"),
     ({"namespace": 5}, "namespace is 5; pass text"),
@@ -69,6 +73,21 @@ def test_a_call_takes_seconds(timeout: Any) -> None:
     for make in (langchain_chat, langchain_llm):
         with pytest.raises(ModelInvalidRequestError, match="timeout is .*; pass seconds, 0 or more"):
             make()(timeout=timeout)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    for make in MAKERS:
+        assert make(max_retries=2)(max_tokens=np.int64(4), temperature=np.float32(0.5))
+    check_waiting(np.float32(2.5), np.int64(2))
+    with pytest.raises(ConfigError, match="timeout is"):
+        check_waiting(np.float32(-1), None)
+
+
+@pytest.mark.parametrize("make", [langchain_chat, langchain_llm])
+def test_plain_text_is_no_format_to_hold_to(make: Callable[..., Call]) -> None:
+    assert make()(response_format={"type": "text"}) and make()(response_format=None)
+    with pytest.raises(NotImplementedError, match="response_format"):
+        make()(response_format={"type": "json_object"})
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -118,3 +137,17 @@ def test_settings_without_a_hash_are_refused_as_settings() -> None:
         assert expected in str(caught.value)
         with pytest.raises(ModelInvalidRequestError, match="pass"):
             langchain.ChatHypic(settings=settings).invoke("When?")
+
+
+def test_settings_that_say_the_same_share_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def start(model: str | None, **settings: Any) -> ScriptedEngine:
+        made.append(settings)
+        return ScriptedEngine()
+
+    monkeypatch.setattr(llm, "LLM", start)
+    monkeypatch.setattr(shared, "_SHARED", shared._Shared())
+    first = shared.acquire(None, dtype="bfloat16", seam=16, seed=7)
+    assert shared.acquire(None, policy=Policy(seam=16), dtype=torch.bfloat16, seed=np.array(7)) is first
+    assert shared.acquire(None, dtype="bfloat16", seam=8, seed=7) is not first and len(made) == 2

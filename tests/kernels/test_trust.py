@@ -40,11 +40,12 @@ def test_a_kernel_that_does_not_fit_is_not_used() -> None:
     assert "shared memory" in str(trust.fault_of(fails, 1e-5))
 
 
-def test_a_lost_device_is_said() -> None:
+@pytest.mark.parametrize("what", ["an illegal memory access", "an illegal instruction"])
+def test_a_lost_device_is_said(what: str) -> None:
     def fails() -> float:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+        raise RuntimeError(f"CUDA error: {what} was encountered\nCompile with ...")
 
-    with pytest.raises(trust.LostDeviceError, match=r"\(CUDA error: an illegal memory access.*\), and nothing can run"):
+    with pytest.raises(trust.LostDeviceError, match=rf"\(CUDA error: {what}.*\), and nothing can run"):
         trust.fault_of(fails, 1e-5)
 
 

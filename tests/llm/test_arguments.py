@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import hypic
 from hypic import LLM, HypicError, SamplingParams, Segment
 from hypic.errors import CheckpointError, ConfigError, PromptError
 from hypic.integrations.remote import RemoteEngine
+from tests.checkpoints import CHATML, add_tokenizer, qwen
+from tests.llm.asking import SETTINGS
 
 TEXT = Segment("the river runs past an old mill where three brothers grind rye and oats " * 3, name="mill")
 SHORT = SamplingParams(max_tokens=2, temperature=0.0)
@@ -65,6 +69,10 @@ def test_labels_are_text(llm: LLM, name: str, label: str) -> None:
         ({"tools": 5}, "tools is 5; pass a list of functions as OpenAI describes them"),
         ({"tools": "look"}, "tools is 'look'; pass a list"),
         ({"tools": [5]}, "tools is [5]; pass a list"),
+        ({"tools": [{}]}, "tools is [{}]; pass a list of functions"),
+        ({"tools": [{"type": "function"}]}, "tools is [{'type': 'function'}]; pass a list of functions"),
+        ({"tools": [str]}, "tools is [<class 'str'>]; pass a list of functions"),
+        ({"tools": [lambda x: x]}, "the function '<lambda>' does not describe itself as a tool ("),
         ({"tools": {"type": "function"}}, "tools is {'type': 'function'}; pass a list"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs is 5; pass a mapping of the template's variables"),
         ({"chat_template_kwargs": [("a", 1)]}, "chat_template_kwargs is [('a', 1)]; pass a mapping"),
@@ -82,6 +90,35 @@ def test_options_that_cannot_be_right(llm: LLM, options: dict[str, Any], expecte
     ]
     for call in calls:
         assert expected in refusal(call, ConfigError)
+
+
+def look(place: str) -> str:
+    """Looks around.
+
+    Args:
+        place: where
+    """
+    return place
+
+
+def test_functions_describe_themselves(tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"place": {"type": "string", "description": "where"}}}
+    parameters = {**schema, "required": ["place"]}
+    function = {"name": "look", "description": "Looks around.", "parameters": parameters, "return": {"type": "string"}}
+    folder = qwen(tmp_path)
+    add_tokenizer(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    shown = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": shown + CHATML}))
+    messages = [{"role": "user", "content": "Who?"}]
+    with LLM(folder, **SETTINGS) as llm:
+        by_hand = llm.chat(messages, SHORT, tools=[{"type": "function", "function": function}])
+        mine = llm.chat(messages, SHORT, tools=[look])
+        none = llm.chat(messages, SHORT, tools=[])
+    assert mine.usage is not None and by_hand.usage is not None and none.usage is not None
+    assert mine.usage.prompt_tokens == by_hand.usage.prompt_tokens > none.usage.prompt_tokens + 30
+    assert mine.token_ids == by_hand.token_ids
 
 
 def test_an_unknown_option_is_what_python_calls_it(llm: LLM) -> None:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hypic_retriever import EmbedderError, Index, Passage, RetrieverError
@@ -236,6 +237,9 @@ def test_searches_during_changes_see_whole_documents() -> None:
 def test_wrong_arguments_are_named(index: Index) -> None:
     with pytest.raises(RetrieverError, match="k=0; pass a text and k of 1 or more"):
         index.search("x", 0)
+    with pytest.raises(RetrieverError, match="k=True"):
+        index.search("x", True)
+    assert len(index.search("refund", np.int64(1))) == 1, "NumPy's numbers are numbers"  # type: ignore[arg-type]
     with pytest.raises(RetrieverError, match="query None"):
         index.search(None)  # type: ignore[arg-type]
     with pytest.raises(RetrieverError, match="the id ''"):

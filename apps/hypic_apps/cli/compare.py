@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,16 +117,19 @@ def _policy(given: object, flags: Mapping[str, Any]) -> Policy:
 def _prompt(body: Mapping[str, Any], path: Path) -> tuple[PromptLike, dict[str, Any]]:
     from hypic import Prompt, Segment
 
+    options = {"tools": body.get("tools")}
     if isinstance(body.get("messages"), list):
-        return body["messages"], {"tools": body.get("tools")}
+        return body["messages"], options
     if isinstance(body.get("segments"), list) and isinstance(body.get("question"), str):
         given = [Segment(one) if isinstance(one, str) else Segment(**_fields(one, path)) for one in body["segments"]]
-        return Prompt(given, body["question"]), {}
+        return Prompt(given, body["question"]), options
     raise InputError(f'{path.name} holds neither "messages" nor "segments" and "question"; see hypic compare --help.')
 
 
 def _fields(one: Any, path: Path) -> dict[str, Any]:
-    known = ("text", "kind", "name", "source", "namespace", "cache")
+    from hypic import Segment
+
+    known = [field.name for field in fields(Segment)]
     if not isinstance(one, Mapping) or "text" not in one or any(key not in known for key in one):
         raise InputError(f"{path.name} has the segment {one!r:.60}; write text, or an object with {', '.join(known)}.")
     return dict(one)

@@ -28,6 +28,8 @@ from hypic.errors import (
 )
 
 LOG = logging.getLogger("hypic.server")
+# How alike a misspelt address is, from 0 to 1; others of OpenAI's, such as /v1/moderations, are below.
+LIKE = 0.78
 FAILED = "the server failed on this request; its log has the reason."
 TYPES: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 # The first that fits decides, so subclasses stand before their parents.
@@ -132,9 +134,11 @@ def _told(request: Request, error: HTTPException) -> str:
         return f"{error.detail}."
     known: Mapping[str, Mapping[str, object]] = request.app.openapi()["paths"]
     if error.status_code == 405:
-        methods = " or ".join(known.get(request.url.path, ("another",))).upper()
+        # A path with a name in it stands under its pattern, and a page of FastAPI's own under nothing.
+        allowed = (error.headers or {}).get("Allow", "another").split(", ")
+        methods = " or ".join(known.get(request.url.path, allowed)).upper()
         return f"this address does not take that method; send {methods}."
-    near = [f"/v1{request.url.path}", *get_close_matches(request.url.path, known, 1)]
+    near = [f"/v1{request.url.path}", *get_close_matches(request.url.path, known, 1, LIKE)]
     meant = next((path for path in near if path in known), None)
     way_out = f"there are {', '.join(known)}." if meant is None else f"did you mean {meant}?"
     return f"there is no such address; {way_out}"

@@ -165,7 +165,7 @@ class ChatRequest(AnyRequest):
     def chat_sampling(self, room: int) -> SamplingParams:
         """``room``: most tokens where the client names no number, as OpenAI has it."""
         asked = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs needs logprobs to be true.", "top_logprobs")
         if not 0 <= (self.top_logprobs or 0) <= MOST_LOGPROBS:
             raise refused(

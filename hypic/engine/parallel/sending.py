@@ -15,11 +15,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from hypic.engine.free_memory import attempted
 from hypic.engine.parallel.cost import PARCEL_BYTES
 from hypic.engine.parallel.messages import Entry, Parcel, Ready, Refused
 from hypic.engine.parallel.streams import side_stream
@@ -124,7 +126,7 @@ class Sending:
                         self._send_one(answer)
                     else:
                         self._pack(answer)
-            except (WorkerLost, torch.OutOfMemoryError) as error:
+            except (WorkerLost, RuntimeError) as error:  # the latter of torch
                 logger.info("a peer cannot be served: %s", error)
             finally:
                 self.wire.close()
@@ -147,8 +149,11 @@ class Sending:
 
     def _packed_of(self, answers: list[Answer]) -> tuple[Parcel, Tensor]:
         """A parcel; where there is no memory for so many, of the first, and of one from then on."""
-        with suppress(*(() if len(answers) == 1 else (torch.OutOfMemoryError,))):
+        if len(answers) == 1:
             return parcel_of(answers)
+        packed = attempted(partial(parcel_of, answers), self._device, "packing entries")
+        if packed is not None:
+            return packed
         self._most_bytes = 0
         self._left.extendleft(reversed(answers[1:]))
         del answers[1:]
@@ -186,7 +191,7 @@ class Sending:
             while (packed := self._packed.get()) is not None:
                 try:
                     self._send_parcel(*packed)
-                except WorkerLost as error:  # so does what follows, until the other thread has seen it
+                except (WorkerLost, RuntimeError) as error:  # so does what follows, until the other thread has seen it
                     logger.info("a peer cannot be served: %s", error)
                     self.wire.close()
                 finally:

@@ -1,4 +1,5 @@
-"""Everything of one entry as tensors on the host: what tiers keep and what workers send. No handle into any pool.
+"""Everything of one entry as tensors on the host: what tiers keep, and what workers compare. No handle into
+any pool.
 
 ``export`` reads an entry out of the pool, ``take`` and ``install`` put an image into pages and slots of one; both ways
 every bit stays. An image may be smaller than what the pool holds: rounded numbers stand in their own type, and
@@ -11,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hypic.engine.pool import Layout, LinearShape, Pool
 from hypic.engine.segment import CachedSegment, Identity, Label
 from hypic.engine.sizing import Need
+from hypic.engine.stacks import Copies
 from hypic.errors import StoreCorrupt
 
 
@@ -168,35 +169,17 @@ def take(pool: Pool, image: EntryImage) -> CachedSegment:
 
 def install(pool: Pool, image: EntryImage, entry: CachedSegment) -> None:
     """Write an image into the pages and slots of ``entry``; the image was checked against ``pool.layout``."""
-    install_all(pool, [(image, entry)])
-
-
-def install_all(pool: Pool, arrived: Sequence[tuple[EntryImage, CachedSegment]]) -> None:
-    """Write several images, each into the pages and slots of its entry, with few kernels for all of them."""
-    pairs = [
-        pair
-        for image, entry in arrived
-        for layer, part in enumerate(image.linear)
-        for pair in _linear_pairs(pool, layer, part, entry)
-    ]
-    # Only tensors of one type are copied by one kernel on a GPU; of several types, each by its own.
-    by_dtype: dict[tuple[torch.dtype, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
-    for target, source in pairs:
-        by_dtype.setdefault((target.dtype, source.dtype), []).append((target, source))
-    for same in by_dtype.values():
-        targets, sources = zip(*same, strict=True)
-        torch._foreach_copy_(targets, sources, non_blocking=True)
-    if not pool.layout.attention or not arrived:
+    copies = Copies()
+    for layer, part in enumerate(image.linear):
+        for target, source in _linear_pairs(pool, layer, part, entry):
+            copies.add((target,), (source,))
+    copies.run()
+    if not pool.layout.attention:
         return
-    slots = torch.from_numpy(np.concatenate([entry.kv_slots for _, entry in arrived])).to(pool.device)
-    for layer in range(len(pool.layout.attention)):
-        parts = [image.attention[layer] for image, _ in arrived]
-        pool.write_kv(layer, slots, _joined(pool, [p.keys for p in parts]), _joined(pool, [p.values for p in parts]))
-
-
-def _joined(pool: Pool, parts: Sequence[Tensor]) -> Tensor:
-    there = [part.to(pool.device, non_blocking=True) for part in parts]
-    return there[0] if len(there) == 1 else torch.cat(there)
+    slots = torch.from_numpy(entry.kv_slots).to(pool.device)
+    for number, kept in enumerate(image.attention):
+        there = (tensor.to(pool.device, non_blocking=True) for tensor in (kept.keys, kept.values))
+        pool.write_kv(number, slots, *there)
 
 
 def _linear_pairs(pool: Pool, layer: int, part: LinearPart, entry: CachedSegment) -> Iterator[tuple[Tensor, Tensor]]:

@@ -33,6 +33,7 @@ POLICY = tuple(f.name for f in fields(Policy))
 SAMPLING = tuple(f.name for f in fields(SamplingParams))
 CALL_OPTIONS = (*SAMPLING, "model", "policy", "namespace", "split_flat", "chat_template_kwargs", "timeout")
 _TOOL_OPTIONS = ("tools", "tool_choice", "functions", "function_call", "response_format", "parallel_tool_calls")
+PLAIN_TEXT = {"type": "text"}  # the response format that all answers have
 # Hints of other providers and of LangChain itself that change nothing here.
 _IGNORED = ("stream", "cache_control", "prompt_cache_key", "prompt_cache_options", "ls_structured_output_format")
 SETTINGS = "engine settings such as device go in settings={...}."
@@ -192,7 +193,7 @@ class EngineOptions(BaseModel):
         """
         with langchain_errors():
             check_call(options)
-        if any(options.get(name) for name in _TOOL_OPTIONS):
+        if any(options.get(name) and options[name] != PLAIN_TEXT for name in _TOOL_OPTIONS):
             raise NotImplementedError(NO_TOOLS)
         flat = {k: v for k, v in options.items() if k not in (*_TOOL_OPTIONS, *_IGNORED, "hypic")}
         hints = dict(options.get("hypic") or {})
@@ -201,7 +202,7 @@ class EngineOptions(BaseModel):
         unknown = [name for name in update if name not in CALL_OPTIONS]
         if unknown:
             name, known = unknown[0], f"known are {', '.join(CALL_OPTIONS)}."
-            near = "" if name in POLICY else meant(name, CALL_OPTIONS)
+            near = "" if name in POLICY else meant(name, POLICY if name in hints else CALL_OPTIONS)
             raise ModelInvalidRequestError(f"unknown call option {name!r}{near}; {way_out(name, update[name], known)}")
         self._refuse_other_model(update.get("model"))
         if changes:

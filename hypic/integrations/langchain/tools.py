@@ -19,6 +19,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from hypic import tool_calls
 from hypic.integrations._common import Block
 from hypic.integrations.langchain.blocks import blocks_of
+from hypic.integrations.langchain.options import PLAIN_TEXT
 from hypic.tool_calls import Reply
 from hypic.tool_syntax import Tool
 from hypic.types import TextEngine
@@ -110,7 +111,7 @@ def _refuse_unsupported(options: Mapping[str, Any]) -> None:
         NotImplementedError: such an option is set.
     """
     for name, instead in _REFUSED.items():
-        if options.get(name):
+        if options.get(name) and options[name] != PLAIN_TEXT:
             raise NotImplementedError(f"hypic's LangChain models take no {name}; {instead}.")
     if options.get("strict"):
         raise NotImplementedError("strict=True needs constrained decoding, which hypic has not; leave strict out.")

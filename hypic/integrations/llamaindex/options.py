@@ -229,7 +229,8 @@ class EngineOptions(FunctionCallingLLM):
         changes = options.get("hypic") or {}
         unknown = [name for name in changes if name not in POLICY]
         if unknown:
-            raise ConfigError(f"unknown policy field {unknown[0]!r}; known are {', '.join(POLICY)}.")
+            near = meant(unknown[0], POLICY)
+            raise ConfigError(f"unknown policy field {unknown[0]!r}{near}; known are {', '.join(POLICY)}.")
         return (policy or self._engine_policy()).with_(**changes) if changes else policy
 
     def _engine_policy(self) -> Policy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -70,7 +71,8 @@ class HypicRetriever(BaseRetriever):
     ) -> None:
         if not callable(getattr(index, "search", None)):
             raise ConfigError(f"index is a {type(index).__name__}; it needs a method search(query, k).")
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        is_count = isinstance(k, Integral) and not isinstance(k, bool) and k >= 1
+        if not is_count:
             raise ConfigError(f"k is {k!r}; it must be a whole number of nodes, 1 or more.")
         if not isinstance(registry, (Registry, type(None))):
             raise ConfigError(f"registry is a {type(registry).__name__}; pass llm.registry or nothing.")

@@ -52,8 +52,8 @@ class StepConfig(NamedTuple):
 
 
 def _within(key_dim: int, value_dim: int, shape: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Blocks of heads as small as these, but for 32 columns at least, some of which may be none: what Triton 3.6 makes of
-    64 x 16 for sm_90 reads where it must not. Eight warps only for 64 columns: fewer are filled by four."""
+    """Blocks of heads as small as these, but for 32 columns at least, some of which may be none: what Triton 3.6 makes
+    of 64 x 16 for sm_90 reads where it must not. Eight warps only for 64 columns: fewer are filled by four."""
     block_k, block_v, num_warps = shape
     columns = min(block_v, max(LEAST_COLUMNS, padded(value_dim)))
     return min(block_k, padded(key_dim)), columns, num_warps if columns >= 64 else 4

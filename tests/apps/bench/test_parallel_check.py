@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 import torch
 
 from hypic.config import EngineConfig
-from hypic.engine import jobs
-from hypic.engine.store.image import EntryImage, install_all
+from hypic.engine import arrivals
+from hypic.engine.pool import Pool
+from hypic.engine.segment import CachedSegment
 from hypic.types import TokenLogprob
 from hypic_apps.bench.geometries import known
 from hypic_apps.bench.parallel import Rig, Said, rig
@@ -48,33 +48,45 @@ def test_two_workers_are_right(two: Rig) -> None:
     assert min(fast["control_nats"].values()) > 100 * fast["differs_by_nats"]
 
 
-def previous(images: Sequence[EntryImage]) -> list[EntryImage]:
+Maps = list[list[torch.Tensor]]
+
+
+def map_of(pool: Pool, entry: CachedSegment) -> list[torch.Tensor]:
+    states = [tensor[entry.state_slot] for tensor in (*pool.states, *pool.tails)]
+    return states + [tensor[entry.transition_slot] for tensor in pool.transitions]
+
+
+def previous(pool: Pool, entry: CachedSegment, seen: Maps) -> None:
     """Each linear layer's map is that of another segment: a wrong history."""
-    return [replace(image, linear=images[number - 1].linear) for number, image in enumerate(images)]
+    seen.append([tensor.clone() for tensor in map_of(pool, entry)])
+    for tensor, other in zip(map_of(pool, entry), seen[max(0, len(seen) - 2)], strict=True):
+        tensor.copy_(other)
 
 
-def shifted(images: Sequence[EntryImage]) -> list[EntryImage]:
+def shifted(pool: Pool, entry: CachedSegment, seen: Maps) -> None:
     """Keys stand one position too late."""
-    return [replace(i, attention=tuple(replace(p, keys=p.keys.roll(1, 0)) for p in i.attention)) for i in images]
+    for keys in pool.keys:
+        keys[entry.kv_slots] = keys[entry.kv_slots].roll(1, 0)
 
 
-def without_tail(images: Sequence[EntryImage]) -> list[EntryImage]:
+def without_tail(pool: Pool, entry: CachedSegment, seen: Maps) -> None:
     """The seam behind the segment sees nothing of its last tokens."""
-    return [replace(i, linear=tuple(replace(p, tail=torch.zeros_like(p.tail)) for p in i.linear)) for i in images]
+    for tails in pool.tails:
+        tails[entry.state_slot] = 0.0
 
 
 @pytest.mark.parametrize("fault", [previous, shifted, without_tail])
 def test_a_fault_of_what_comes_is_seen_by_every_comparison(
-    two: Rig, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Sequence[EntryImage]], list[EntryImage]]
+    two: Rig, monkeypatch: pytest.MonkeyPatch, fault: Callable[[Pool, CachedSegment, Maps], None]
 ) -> None:
-    sound, seen = install_all, list[EntryImage]()
+    sound, seen = arrivals.write, Maps()
 
-    def install(pool: Any, arrived: Sequence[tuple[EntryImage, Any]]) -> None:
-        seen.extend(image for image, _ in arrived)
-        images = fault(seen)[-len(arrived) :] if fault is previous else fault([image for image, _ in arrived])
-        sound(pool, [(image, entry) for image, (_, entry) in zip(images, arrived, strict=True)])
+    def write(pool: Pool, found: Any, wanted: Sequence[tuple[int, CachedSegment]]) -> None:
+        sound(pool, found, wanted)
+        for _, entry in wanted:
+            fault(pool, entry, seen)
 
-    monkeypatch.setattr(jobs, "install_all", install)
+    monkeypatch.setattr(arrivals, "write", write)
     found = check(two, 2, 64)
     assert not found["is_right"] and {"entries", "deterministic", "fast"} <= set(found["failed"])
     assert not found["deterministic"]["same_logprobs"] and found["deterministic"]["is_repeatable"]

@@ -218,6 +218,13 @@ def test_as_many_alternatives_as_the_library_gives(client: Any, number: int) -> 
     assert {len(entry.top_logprobs) for entry in choice.logprobs.content} == {number}
 
 
+def test_no_alternatives_are_no_reason_to_want_log_probabilities(client: Any) -> None:
+    assert ask(client, "Hello", top_logprobs=0).choices[0].logprobs is None
+    assert ask(client, "Hello", logprobs=False, top_logprobs=0).choices[0].logprobs is None
+    (choice,) = ask(client, "Hello", logprobs=True, top_logprobs=0).choices
+    assert choice.logprobs.content and all(not entry.top_logprobs for entry in choice.logprobs.content)
+
+
 def test_more_alternatives_are_refused_with_the_limit(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="top_logprobs is 101; it must be a whole number from 0 to 100"):
         ask(client, "Hello", logprobs=True, top_logprobs=101)

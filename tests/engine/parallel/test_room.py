@@ -26,6 +26,7 @@ from hypic.engine.parallel.liveness import Times
 from hypic.engine.parallel.messages import Cancel, Entry, Go, Greet, Greeted, Message, Parcel, Ready, Want, Wants
 from hypic.engine.parallel.room import Room
 from hypic.engine.parallel.sending import Answer, Packed
+from hypic.engine.parallel.transport import SocketTransport
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.sizing import Need
 from hypic.errors import WorkerLost
@@ -204,6 +205,25 @@ def test_without_memory_for_several_each_comes_alone(
     with pytest.raises(WorkerLost):
         asker.receive()
     assert serving.leases[0].has_ended.wait(10)
+
+
+@pytest.mark.parametrize("fault", [WorkerLost("gone"), RuntimeError("CUDA error"), torch.OutOfMemoryError("no room")])
+def test_what_cannot_be_sent_ends_the_connection_and_holds_nothing(
+    fault: Exception, lender: tuple[Made, wire.Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither what is packed already nor what waits for a place among it."""
+
+    def fails(*_: Any) -> None:
+        time.sleep(0.3)  # more is packed meanwhile, and the rest waits
+        raise fault
+
+    serving, asker = lender
+    monkeypatch.setattr(SocketTransport, "send", fails)
+    monkeypatch.setattr(Leased, "num_bytes", PARCEL_BYTES)
+    asker.send(wants(*[False] * 6))
+    with pytest.raises(WorkerLost):
+        asker.receive()
+    assert all(lease.has_ended.wait(10) for lease in list(serving.leases.values())) and len(serving.leases) == 6
 
 
 def test_what_waits_is_let_go_when_it_is_cancelled_or_the_connection_ends(lender: tuple[Made, wire.Wire]) -> None:

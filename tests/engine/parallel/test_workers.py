@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hypic.engine import arrivals
 from hypic.engine.parallel.wants import Patience
 from hypic.engine.payload import difference
 from hypic.engine.plan import Piece
@@ -104,6 +105,27 @@ def test_an_entry_that_a_peer_holds_is_fetched_and_reported_as_a_hit(three: Runn
     found, second = three.ask(prompt)
     assert found == expected and second.num_hits == peers.counts.fetched - fetched == sent
     assert second.computed_tokens < first.computed_tokens
+
+
+def test_what_comes_and_cannot_be_written_is_encoded_here(
+    three: Running, alone: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For lack of memory beside the pool: nobody else would see that it is missing."""
+    peers, prompt, counts = three.workers.peers, cold_prompt(115), three.workers.peers.counts
+    came, fell_back = counts.came, counts.fell_back
+
+    def fails(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrivals, "write", fails)
+        found, report = three.answer(three.submit(prompt), 20.0)
+    assert found == alone.ask(prompt)[0] and {s.outcome for s in report.segments} == {"encoded"}
+    assert counts.came == came and counts.fell_back == fell_back + 4
+    assert not any("by worker" in s.reason for s in report.segments)
+    until(lambda: peers.room.taken_bytes == 0)
+    assert three.leaked() == Need()
+    counts.fell_back = fell_back  # which others of these tests look at
 
 
 def test_times_to_live_hold_on_both_workers(three: Running) -> None:

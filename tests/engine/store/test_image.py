@@ -43,16 +43,6 @@ def test_an_entry_survives_export_and_install(num_tokens: int) -> None:
     assert found.num_cached == num_tokens - 4 and found.num_kept_heads == (7, 7)
 
 
-def test_images_that_are_written_together_are_as_if_each_was_written_alone() -> None:
-    pool, found = make_pool(), [make_image(seed, num) for seed, num in ((1, 5), (2, 21), (3, 12))]
-    entries = [image.take(pool, one) for one in found]
-    image.install_all(pool, list(zip(found, entries, strict=True)))
-    for one, entry in zip(found, entries, strict=True):
-        assert same_images(image.export(pool, entry, one.identity), one)
-    assert not same_images(image.export(pool, entries[0], IDENTITY), found[1])
-    image.install_all(pool, [])
-
-
 def test_an_image_holds_no_handle_into_the_pool() -> None:
     pool = make_pool()
     found = image.export(pool, make_entry(pool, 1), IDENTITY)
