@@ -119,18 +119,23 @@ class Rows:
         if kind == "repeat":
             return self._repeated(stage, r)
         system = r.choice(SYSTEMS) if r.random() < 0.4 else ""
-        row = self._block(kind, stage, stage.num_tokens, system, r)
+        told: set[str] = set()  # words of rules: a later message must not bring the same with another value
+        row = self._block(kind, stage, stage.num_tokens, system, r, told)
         while stage.num_tokens - len(row) > 120 and len(row) < 0.9 * stage.num_tokens:
             # a later message of the same chat that brings passages of its own
-            row = joined(row, self._block(kind, stage, stage.num_tokens - len(row), "", r))
+            row = joined(row, self._block(kind, stage, stage.num_tokens - len(row), "", r, told))
         return padded(row, stage.num_tokens)
 
-    def context(self, kind: str, number: int, stage: Stage, r: Random) -> tuple[list[Passage], list[Ask]]:
-        """Passages in order, and all that can be asked about them."""
+    def context(
+        self, kind: str, number: int, stage: Stage, r: Random, told: set[str] | None = None
+    ) -> tuple[list[Passage], list[Ask]]:
+        """Passages in order, and all that can be asked about them; ``told`` are words of rules that stand before."""
         world = World(
             self.names, self.schema, "train", r, self.library.sentences,
             inventor=self.inventor if stage.num_tokens > 256 else None,
         )  # fmt: skip
+        told = set() if told is None else told
+        world.used |= told & {"handbook"}
         if kind in ("updates", "documents"):
             few = max(1, number // 4)
             passages = updates(world, number, filled=0.5) if kind == "updates" else documents(world, few, (2, 8))
@@ -139,10 +144,11 @@ class Rows:
         real = {"natural": number, "mixed": mixed, "lists": mixed if r.random() < 0.5 else 0}.get(kind, 0)
         most_facts = r.randint(1, stage.most_facts) if kind == "lists" else stage.most_facts
         ruled = self._sections(kind, number, stage, r)
-        passages = self.rulebooks.passages(world, ruled) if ruled else []
+        passages = self.rulebooks.passages(world, ruled, told) if ruled else []
         invented = number - real - ruled // 2 if ruled else number - real
         passages += world.passages(invented, most_facts) if invented > 0 else []
         passages += self.library.passages(real, r) if real else []
+        told |= world.used & {"handbook"}
         r.shuffle(passages)
         if kind == "lists":
             return passages, []
@@ -158,12 +164,12 @@ class Rows:
             return 0
         return r.randint(1, min(7, max(1, number // 2)))
 
-    def _block(self, kind: str, stage: Stage, room: int, system: str, r: Random) -> Row:
+    def _block(self, kind: str, stage: Stage, room: int, system: str, r: Random, told_before: set[str]) -> Row:
         """A chat about passages that take half to most of ``room`` tokens; it begins bare one time in ten."""
         share = room / stage.num_tokens
         number = max(1, round(r.randint(*stage.passages) * min(1.0, share + 0.1)))
         number = r.randint(*LISTED) if kind == "lists" else number
-        passages, asks = self.context(kind, number, stage, r)
+        passages, asks = self.context(kind, number, stage, r, told_before)
         known = dict(zip(texts := [p.text for p in passages], self.encoder.texts(texts), strict=True))
         most = r.uniform(0.35, 0.6) if kind == "lists" else r.uniform(0.5, 0.85)
         kept = passages[: _fitting([known[text] for text in texts], room * most)]
@@ -176,7 +182,7 @@ class Rows:
         if not whole and kind != "lists" and stage.num_tokens > 512:
             questions += unanswered(left_out, kept, r)
         if not questions:
-            return self._block(kind, stage, room, system, r)
+            return self._block(kind, stage, room, system, r, told_before)
         r.shuffle(questions)
         free = room - sum(len(known[p.text]) for p in kept)
         turns = [

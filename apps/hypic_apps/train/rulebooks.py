@@ -79,9 +79,12 @@ class Rulebooks:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
-    def passages(self, world: World, number: int) -> list[Passage]:
-        """``number`` sections, in order, of one or two rulebooks; the last may ask for what no rule states."""
-        r, used = world.r, set[str]()
+    def passages(self, world: World, number: int, used: set[str] | None = None) -> list[Passage]:
+        """``number`` sections, in order, of one or two rulebooks; the last may ask for what no rule states.
+
+        ``used`` are words of rules that were told before, where these must not be; the new ones are put in.
+        """
+        r, used = world.r, set() if used is None else used
         split = r.randint(1, number) if number > 2 and r.random() < 0.3 else number
         out: list[Passage] = []
         for size in (split, number - split):
@@ -93,13 +96,14 @@ class Rulebooks:
 
     def _book(self, world: World, number: int, used: set[str]) -> list[Passage]:
         r = world.r
-        is_staff = r.random() < STAFF and "handbook" not in world.used
+        is_staff = r.random() < STAFF and "handbook" not in world.used | used
         owner = world.name("company") if is_staff else _owner(world)
         name = r.choice(STAFF_BOOKS if is_staff else BOOKS)
         title = r.choice(["{o}: {n}", "{n} of {o}", "{n}, {o}"]).replace("{n}", name).replace("{o}", owner)
         book = Book(owner, title, r.choice(LEADS), r.choice(measures.UNITS), is_staff)
         if is_staff:
             world.used.add("handbook")
+            used.add("handbook")
         topics = [x for x in self.rules.by_topic if x != "intro"]
         chosen = ["intro"] * (r.random() < (0.6 if number > 1 else 0.25)) + r.sample(topics, min(number, len(topics)))
         own = _staff_facts(world, owner, number) if is_staff else []
@@ -135,12 +139,12 @@ class Rulebooks:
         return [r.choice(every if r.random() < ELSEWHERE else pool) for _ in range(r.randint(1, 6))]
 
     def _told_any(self, world: World, book: Book, used: set[str]) -> Line:
-        """Any rule that is not told yet."""
-        while True:
-            rule = world.r.choice(self.rules.by_topic["money"])
-            found = self._told(world, book, rule, used)
+        """Any rule that is not told yet; where none is found, a sentence that states nothing."""
+        for _ in range(20):
+            found = self._told(world, book, world.r.choice(self.rules.by_topic["money"]), used)
             if found:
                 return found
+        return _line(f"{book.owner} has no further rules.", begins_small=False)
 
     def _told(self, world: World, book: Book, rule: Rule, used: set[str]) -> Line | None:
         """A rule in a sentence with the questions it answers, or nothing where it would be told twice."""

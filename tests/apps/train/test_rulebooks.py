@@ -119,6 +119,18 @@ def test_one_sentence_may_state_who_and_when(corpus: Corpus, relations: Schema, 
     assert both > 20
 
 
+def test_later_passages_of_a_chat_tell_no_rule_anew(corpus: Corpus, relations: Schema, known: Rules) -> None:
+    num_asked = 0
+    for seed in range(25):
+        told, answers = set[str](), dict[str, str]()
+        for part in range(4):
+            made = world(corpus, relations, 100 * seed + part)
+            for ask in (a for p in Rulebooks(known).passages(made, 4, told) for a in p.asks):
+                num_asked += 1
+                assert answers.setdefault(ask.question, ask.answer) == ask.answer, ask
+    assert num_asked > 2000
+
+
 def test_the_same_seed_gives_the_same_book(corpus: Corpus, relations: Schema, known: Rules) -> None:
     one, same, other = (Rulebooks(known).passages(world(corpus, relations, seed), 3) for seed in (1, 1, 2))
     assert one == same and one != other
