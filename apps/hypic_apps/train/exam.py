@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hypic_apps.train import rules
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grid import CHUNK
 from hypic_apps.train.library import Library
@@ -22,6 +23,7 @@ from hypic_apps.train.names import Names
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.render import Encoder, Row, Turn, Weights, conversation
 from hypic_apps.train.rows import padded
+from hypic_apps.train.rulebooks import Rulebooks
 from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
 from hypic_apps.train.schema import Schema, Split
 from hypic_apps.train.world import World
@@ -55,6 +57,7 @@ class Papers:
     def __init__(self, corpus: Corpus, schema: Schema, encoder: Encoder) -> None:
         self.schema, self.encoder = schema, encoder
         self.names = Names.of_split(corpus, "test")
+        self.rulebooks = Rulebooks(rules.load())
         self.library = Library(corpus, held_out=True)
 
     def all(self, num_items: int, num_passages: int = 16) -> dict[str, Paper]:
@@ -72,6 +75,7 @@ class Papers:
             "two_hop_think": self.worlds(num_passages, "test", "2hop_think"),
             "first_sentences": self.lists(7),
             "documents": self.documents(3),
+            "rules": self.rules(num_passages),
         }
         return {name: self.paper(maker, num_items, seed) for seed, (name, maker) in enumerate(makers.items())}
 
@@ -111,6 +115,17 @@ class Papers:
             passages = World(self.names, self.schema, "test", r, self.library.sentences).passages(number, 4)
             r.shuffle(passages)
             return passages, [key_facts(passages, LISTS[-1])]
+
+        return make
+
+    def rules(self, number: int) -> Maker:
+        """Sections of rulebooks among other passages, asked without a subject."""
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            world = World(self.names, self.schema, "test", r, self.library.sentences)
+            sections = self.rulebooks.passages(world, number // 3)
+            passages = [*sections, *world.passages(number - len(sections), 5)]
+            return passages, [a for p in sections for a in p.asks if a.kind == "1hop"]
 
         return make
 

@@ -101,7 +101,7 @@ def framed(template: str, r: Random) -> str:
         return template
     if template.endswith(".") and r.random() < 0.3:
         return template[:-1] + r.choice(TAILS)
-    return r.choice(FRAMES).replace("{}", _in_the_midst(template))
+    return r.choice(FRAMES).replace("{}", in_the_midst(template))
 
 
 BEGIN_SMALL = frozenset(
@@ -111,7 +111,7 @@ BEGIN_SMALL = frozenset(
 )
 
 
-def _in_the_midst(sentence: str) -> str:
+def in_the_midst(sentence: str) -> str:
     """The sentence as it stands behind other words: a small first letter unless it begins with a name."""
     begins_small = sentence.split(" ", 1)[0] in BEGIN_SMALL
     return sentence[:1].lower() + sentence[1:] if begins_small else sentence
@@ -232,7 +232,7 @@ def joined(body: Sequence[str], r: Random) -> list[str]:
     out = [*body[:1]]
     for sentence in body[1:]:
         if out[-1].endswith(".") and r.random() < JOINED:
-            out[-1] = out[-1][:-1] + r.choice(["; ", ", and ", ", while ", ", but ", " - "]) + _in_the_midst(sentence)
+            out[-1] = out[-1][:-1] + r.choice(["; ", ", and ", ", while ", ", but ", " - "]) + in_the_midst(sentence)
         else:
             out.append(sentence)
     return out

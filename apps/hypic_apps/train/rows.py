@@ -12,6 +12,7 @@ from random import Random
 
 import numpy as np
 
+from hypic_apps.train import rules
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grammar import enriched
 from hypic_apps.train.invented import Inventor
@@ -19,6 +20,7 @@ from hypic_apps.train.library import Library
 from hypic_apps.train.names import Names
 from hypic_apps.train.passages import Ask, Fact, Passage
 from hypic_apps.train.render import Encoder, Piece, Row, Turn, Weights, conversation
+from hypic_apps.train.rulebooks import Rulebooks
 from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
 from hypic_apps.train.schema import Schema
 from hypic_apps.train.thesaurus import Thesaurus
@@ -58,13 +60,15 @@ FULL = {
     "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.2,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
-DATA_VERSION = 4
+DATA_VERSION = 5
 # How much a token of a long answer counts: lists and reasoning lines are most of what is answered and easier to learn
 # than short answers. Passages count little: nothing foretells most of their words.
 LONG_ANSWERS = {"2hop_think": 0.35, "keyfacts": 0.6, "facts": 0.3}
 LATER = Weights(passage=0.05, question=0.03, text=0.5)
 # Few and short passages a list, so that there are many lists: their order is learned from where each item begins.
 LISTED = (2, 9)
+# The chance that sections of a rulebook stand among the passages of a context.
+RULED = 0.36
 # The chance that a context with real passages is asked about an article that is not among them.
 ABSENT = 0.3
 # The chance that a context is asked about a passage that was left out.
@@ -96,6 +100,7 @@ class Rows:
         kept = {word for kind in schema.values() for x in kind if x.held_out for word in (x.key, *x.noun.split())}
         inventor = Inventor(corpus.glosses, corpus.synonyms, frozenset(kept | {word.rstrip("s") for word in kept}))
         self.inventor = inventor if inventor.has_words else None
+        self.rulebooks = Rulebooks(rules.load())
         self.texts = _plain_texts(corpus, self.library)
 
     def stream(self, stage: Stage, seed: int) -> Iterator[Row]:
@@ -114,18 +119,23 @@ class Rows:
         if kind == "repeat":
             return self._repeated(stage, r)
         system = r.choice(SYSTEMS) if r.random() < 0.4 else ""
-        row = self._block(kind, stage, stage.num_tokens, system, r)
+        told: set[str] = set()  # words of rules: a later message must not bring the same with another value
+        row = self._block(kind, stage, stage.num_tokens, system, r, told)
         while stage.num_tokens - len(row) > 120 and len(row) < 0.9 * stage.num_tokens:
             # a later message of the same chat that brings passages of its own
-            row = joined(row, self._block(kind, stage, stage.num_tokens - len(row), "", r))
+            row = joined(row, self._block(kind, stage, stage.num_tokens - len(row), "", r, told))
         return padded(row, stage.num_tokens)
 
-    def context(self, kind: str, number: int, stage: Stage, r: Random) -> tuple[list[Passage], list[Ask]]:
-        """Passages in order, and all that can be asked about them."""
+    def context(
+        self, kind: str, number: int, stage: Stage, r: Random, told: set[str] | None = None
+    ) -> tuple[list[Passage], list[Ask]]:
+        """Passages in order, and all that can be asked about them; ``told`` are words of rules that stand before."""
         world = World(
             self.names, self.schema, "train", r, self.library.sentences,
             inventor=self.inventor if stage.num_tokens > 256 else None,
         )  # fmt: skip
+        told = set() if told is None else told
+        world.used |= told & {"handbook"}
         if kind in ("updates", "documents"):
             few = max(1, number // 4)
             passages = updates(world, number, filled=0.5) if kind == "updates" else documents(world, few, (2, 8))
@@ -133,8 +143,12 @@ class Rows:
         mixed = r.randint(1, max(1, number - 1))
         real = {"natural": number, "mixed": mixed, "lists": mixed if r.random() < 0.5 else 0}.get(kind, 0)
         most_facts = r.randint(1, stage.most_facts) if kind == "lists" else stage.most_facts
-        passages = world.passages(number - real, most_facts) if number > real else []
+        ruled = self._sections(kind, number, stage, r)
+        passages = self.rulebooks.passages(world, ruled, told) if ruled else []
+        invented = number - real - ruled // 2 if ruled else number - real
+        passages += world.passages(invented, most_facts) if invented > 0 else []
         passages += self.library.passages(real, r) if real else []
+        told |= world.used & {"handbook"}
         r.shuffle(passages)
         if kind == "lists":
             return passages, []
@@ -144,12 +158,18 @@ class Rows:
             extra += self.library.absent(passages, r)
         return passages, [*asks, *extra]
 
-    def _block(self, kind: str, stage: Stage, room: int, system: str, r: Random) -> Row:
+    def _sections(self, kind: str, number: int, stage: Stage, r: Random) -> int:
+        """How many sections of rulebooks stand in a context of ``number`` passages; mostly none."""
+        if kind == "lists" or stage.num_tokens <= 512 or r.random() >= RULED:
+            return 0
+        return r.randint(1, min(7, max(1, number // 2)))
+
+    def _block(self, kind: str, stage: Stage, room: int, system: str, r: Random, told_before: set[str]) -> Row:
         """A chat about passages that take half to most of ``room`` tokens; it begins bare one time in ten."""
         share = room / stage.num_tokens
         number = max(1, round(r.randint(*stage.passages) * min(1.0, share + 0.1)))
         number = r.randint(*LISTED) if kind == "lists" else number
-        passages, asks = self.context(kind, number, stage, r)
+        passages, asks = self.context(kind, number, stage, r, told_before)
         known = dict(zip(texts := [p.text for p in passages], self.encoder.texts(texts), strict=True))
         most = r.uniform(0.35, 0.6) if kind == "lists" else r.uniform(0.5, 0.85)
         kept = passages[: _fitting([known[text] for text in texts], room * most)]
@@ -162,7 +182,7 @@ class Rows:
         if not whole and kind != "lists" and stage.num_tokens > 512:
             questions += unanswered(left_out, kept, r)
         if not questions:
-            return self._block(kind, stage, room, system, r)
+            return self._block(kind, stage, room, system, r, told_before)
         r.shuffle(questions)
         free = room - sum(len(known[p.text]) for p in kept)
         turns = [

@@ -23,7 +23,7 @@ RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
 # Of near misses, those of a kind of value that the thing has: as a rule, they would teach to refuse whatever is told in
 # unknown words.
 NEAREST = 0.2
-UNINVENTED = ("task", "handbook", "meeting")
+UNINVENTED = ("task", "handbook", "meeting", "rules")
 MENTIONS = (
     "More about {s} on another page.", "See also the notes on {s}.", "The same was asked about {s}.",
     "There is no connection with {s}.", "The next page is about {s}.", "Readers of this page also looked for {s}.",

@@ -98,10 +98,10 @@ def test_the_command_writes_items(exported: Path) -> None:
     assert [len(item.passages) for item in smoke.read(exported / "items.json.xz")] == [2, 2, 2]
 
 
-@pytest.mark.parametrize("name", ["lists", "documents", "two_hop_think"])
+@pytest.mark.parametrize("name", ["lists", "documents", "two_hop_think", "rules"])
 def test_longer_answers_are_examined_too(name: str, corpus: Corpus, encoder: Encoder) -> None:
     papers = Papers(corpus, schema.load(), encoder)
-    makers = {"lists": papers.lists(5), "documents": papers.documents(2)}
+    makers = {"lists": papers.lists(5), "documents": papers.documents(2), "rules": papers.rules(6)}
     maker = makers.get(name) or papers.worlds(10, "test", "2hop_think")
     for item in papers.items(maker, 4, 1):
         text = " ".join(item.passages)
