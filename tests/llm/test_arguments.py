@@ -19,8 +19,8 @@ from tests.llm.asking import SETTINGS
 
 TEXT = Segment("the river runs past an old mill where three brothers grind rye and oats " * 3, name="mill")
 SHORT = SamplingParams(max_tokens=2, temperature=0.0)
-NO_SEGMENTS = (5, None, "text", b"text", {}, {"a": 1}, 3.5, object(), [5], [None], ["text"], [TEXT, 5])
-NO_INDEX = (5, None, "text", [], {}, object(), [TEXT])
+NO_SEGMENTS = (5, None, "text", b"text", {}, {"a": 1}, 3.5, Ellipsis, [5], [None], ["text"], [TEXT, 5])
+NO_INDEX = (5, None, "text", [], {}, Ellipsis, [TEXT])
 
 
 def refusal(call: Callable[[], object], kind: type[HypicError]) -> str:
