@@ -208,10 +208,14 @@ def answer_live(runner: Runner, pieces: Any) -> Tensor:
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("adapters", [["a", "b"], ("a",), Path("a")])
+@pytest.mark.parametrize("adapters", [["a", "b"], ("a",), 5])
 def test_several_adapters_are_refused(adapters: Any) -> None:
     with pytest.raises(ConfigError, match="one adapter"):
         EngineConfig(adapter=adapters)
+
+
+def test_an_adapters_folder_may_be_a_path() -> None:
+    assert EngineConfig(adapter=Path("a")).adapter == "a"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
