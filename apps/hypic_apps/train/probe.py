@@ -32,6 +32,8 @@ def probe(
     weights = torch.ones(ids.shape)
     marks = (segmented(ids.shape),) if settings.reuse else ()
     for name, chosen in variants(settings):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         training = Training(shape, chosen, device, Path("unused"))
         if chosen.compiled:
             training.model.compile()
@@ -41,6 +43,8 @@ def probe(
             log(event="probe", way=name, failed=str(error)[:600])
             continue
         speed = {"step_ms": round(1e3 * step_s, 2), "tokens_per_s": round(batch_tokens / step_s)}
+        if device.type == "cuda":
+            speed["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
         log(event="probe", way=name, length=length, **speed, loss=training.step.result.tolist())
         if name == "plain" and device.type == "cuda":
             _profile(lambda t=training: t.step(ids, weights, 1e-4, *marks))  # type: ignore[misc]
