@@ -103,7 +103,8 @@ class Admission:
         self.pool.drop_pages(held.spare)
         for entry in held.folded:
             self.pool.drop_pages(entry.page_numbers)
-        self.pool.table.drop(held.table_row)
+        if held.table_row is not None:
+            self.pool.table.drop(held.table_row)
         if held.state_slot:
             self.pool.drop_state(held.state_slot)
         if held.other_slot:
@@ -163,9 +164,8 @@ class Admission:
         own = pool.pages_for(request.rows_from(start) + 1)
         slots = np.zeros(max(request.longest, request.num_planned) + 1, dtype=np.int64)
         wanted = deque(request.interiors(start))
-        request.held = Held(
-            slots, pool.take_state(), pages[:own], found.snapshot, wanted, pages[own:], pool.table.take(), in_pieces
-        )
+        state, row = (0, None) if request.only_warms else (pool.take_state(), pool.table.take())
+        request.held = Held(slots, state, pages[:own], found.snapshot, wanted, pages[own:], row, in_pieces)
         request.done = request.last_mark = start
         request.placed_s = request.placed_s if request.placed_s is not None else time.perf_counter()
         request.initial_slot = found.snapshot.state_slot if found.snapshot is not None else 0

@@ -131,8 +131,8 @@ class Lookup:
         return base if is_grown and is_dense and len(base.ids) - base.num_cached == span.seam else None
 
     def own(self, request: Request, start: int) -> Need:
-        """Pages of the rows from ``start`` on, and the running state."""
-        return Need(pages=self.pool.pages_for(request.rows_from(start) + 1), states=1)
+        """Pages of the rows from ``start`` on, and the running state if there is to be one."""
+        return Need(self.pool.pages_for(request.rows_from(start) + 1), states=0 if request.only_warms else 1)
 
     def whole(self, request: Request) -> Need:
         """All that a request may need at once: nothing of it is there."""

@@ -1,5 +1,4 @@
-"""A request, and a segment being encoded or loaded, as the scheduler sees them: cursors into tokens, and what they
-hold."""
+"""A request, and a segment being encoded or loaded, as the scheduler sees them: cursors, and what they hold."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ UNKNOWN = 0
 @dataclass
 class Held:
     """What a running request holds of the pool; ``slots`` are its token slots by position, on the device in
-    ``table_row``.
+    ``table_row``. One that only warms has no such row, and no state (0).
 
     ``entries`` are pinned until the request's state has taken them in; from then on only their pages are held,
     ``folded``. ``wanted`` are interiors not asked for yet, in prompt order, and ``spare`` pages that are kept for them;
@@ -35,7 +34,7 @@ class Held:
     snapshot: CachedSegment | None
     wanted: deque[Interior]
     spare: list[int]
-    table_row: int
+    table_row: int | None
     in_pieces: bool = False
     last: dict[bytes, int] = field(default_factory=dict)
     entries: dict[bytes, CachedSegment] = field(default_factory=dict)
@@ -102,18 +101,21 @@ class Request:
         return self.done >= self.num_planned
 
     @property
+    def only_warms(self) -> bool:
+        """Whether it wants its segments encoded and nothing else: it runs no row, and needs no state."""
+        return self.max_tokens == 0
+
+    @property
     def longest(self) -> int:
         """Most tokens whose effect the request may ever keep."""
         return len(self.prompt.ids) + self.max_tokens
 
     def head(self, length: int) -> tuple[int, ...]:
         """The first ``length`` tokens of prompt and answer."""
-        num_prompt = len(self.prompt.ids)
-        return self.prompt.ids[:length] + tuple(self.generated[: max(0, length - num_prompt)])
+        return self.prompt.ids[:length] + tuple(self.generated[: max(0, length - len(self.prompt.ids))])
 
     def prepare_end(self) -> None:
-        """At the end of the prompt: all of its ids in one tuple, for the snapshot that the request will leave. While
-        the device is at a step this costs nobody anything."""
+        """At the end of the prompt: its ids in one tuple, for the snapshot that it leaves, while the device works."""
         if self.is_decoding and not self.generated and self.prompt.policy.reuse != "none":
             self.head(len(self.prompt.ids))
 

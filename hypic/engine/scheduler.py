@@ -103,7 +103,7 @@ class Scheduler:
 
     def _unblock(self) -> None:
         """Nothing can run and nothing is on its way: requests hold what others need, so the youngest starts again."""
-        blocked = [request for request in self.running.values() if request.max_tokens]
+        blocked = [request for request in self.running.values() if not request.only_warms]
         if not blocked or self.is_loading or self.is_waiting_for_others:
             return
         if len(self.running) > 1:
@@ -114,14 +114,25 @@ class Scheduler:
     def _admit(self) -> None:
         for request in islice(self.waiting, PREFETCHED):
             self.admission.lookup.prefetch(request)
-        while self.waiting and len(self.running) < min(self.max_running, self.admission.most_running):
-            request = self.waiting[0]
-            if self.admission.place(request):
-                self.running[self.waiting.popleft().id] = request
+        while (first := self._next()) is not None:
+            if self.admission.place(first):
+                self.waiting.remove(first)
+                self.running[first.id] = first
             elif self.running:
                 return
             elif self.store.clear() == 0:
-                self._fail(request, StoreFull(TOO_SMALL))
+                self._fail(first, StoreFull(TOO_SMALL))
+
+    def _next(self) -> Request | None:
+        """The first that may run, before all others what another worker waits for, whose request runs already.
+
+        What only warms has no state, so it is none of the requests that may run at a time: what is asked for at once
+        is encoded in as few steps as hold it, and waits for no answer to end.
+        """
+        most = min(self.max_running, self.admission.most_running)
+        is_full = sum([not request.only_warms for request in self.running.values()]) >= most
+        asked = next((request for request in self.waiting if request.stays), None)
+        return asked or next((request for request in self.waiting if request.only_warms or not is_full), None)
 
     def _fill(self, work: Work, together: list[Request]) -> None:
         """Decode first: it may preempt, and what it preempts is in no other part of the step yet."""
@@ -171,7 +182,7 @@ class Scheduler:
         Behind its leading row a request waits for all that other workers encode for it, and then runs in one piece:
         every piece reads all weights again.
         """
-        if request.max_tokens == 0 or (request.done > 0 and self.admission.waits_for_others(request)):
+        if request.only_warms or (request.done > 0 and self.admission.waits_for_others(request)):
             return 0
         finishing = {run.job.entry.key for run in work.encodes if run.reached == len(run.job.entry.ids)}
 

@@ -6,6 +6,7 @@ The same code runs as a process of this host and in a Ray actor.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -245,6 +246,8 @@ def work(spec: WorkerSpec) -> None:
     except (HypicError, RuntimeError, OSError) as error:
         _tell_failure(spec, error)
         return
+    gc.collect()
+    gc.freeze()  # what is there stays; looking through all of it, as Python does now and then, takes 0.18 s
     try:
         worker.run()
     except WorkerLost:

@@ -30,7 +30,8 @@ AGREE_SHARE = 0.8
 # What is the same for every step (launches, weights read) should take no larger share of a batch than this.
 FIXED_SHARE = 0.1
 LEAST_BATCH_TOKENS = 4096
-# Entries of one step travel together as far as they take no more than this; a larger one travels alone.
+# Entries of one step travel together as far as they take no more than this, or than a share of a large GPU's memory
+# (``sending.py``); a larger one travels alone.
 PARCEL_BYTES = 320 * 2**20
 
 

@@ -31,6 +31,8 @@ from hypic.errors import WorkerLost
 
 logger = logging.getLogger("hypic")
 NUM_PARCELS = 2
+# What handling a parcel costs is launches, whatever it holds; on a large GPU it may hold this share of the memory.
+PARCEL_SHARE = 1 / 128
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,12 @@ class Answer:
             self.lease.end()
 
 
+def most_parcel_bytes(device: torch.device) -> int:
+    """What entries that travel together may take; one that is larger travels alone."""
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return max(PARCEL_BYTES, int(PARCEL_SHARE * total))
+
+
 def parcel_of(answers: Sequence[Answer]) -> tuple[Parcel, Tensor]:
     """The message for several entries and their bytes, in the current stream; the entries are free when this returns.
 
@@ -99,7 +107,7 @@ class Sending:
         self._outbox: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._left: deque[Answer | None] = deque()
         self._packed: queue.SimpleQueue[tuple[Parcel, Tensor] | None] = queue.SimpleQueue()
-        self._most_bytes = PARCEL_BYTES
+        self._most_bytes = most_parcel_bytes(device)
         self._places = threading.Semaphore(NUM_PARCELS)
         for what, run in (("pack", self._pack_all), ("send", self._send_all)):
             threading.Thread(target=run, name=f"hypic-{what}-{name}", daemon=True).start()
