@@ -272,7 +272,8 @@ class Engine:
         return Emission(id, error, is_last=True)
 
     def _out_of_memory(self, work: Work) -> list[Emission]:
-        """Shrink the store, halve the steps and start again; a request that meets this a fourth time fails."""
+        """Shrink the store, halve the steps for a while and start again; a request that this counts against for the
+        fourth time fails."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # it may be at the step still, whose buffer is filled anew for the next one
             torch.cuda.empty_cache()

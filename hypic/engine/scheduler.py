@@ -17,6 +17,7 @@ from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
 from hypic.engine.snapshots import Snapshots
+from hypic.engine.step_limit import StepLimit
 from hypic.engine.work import EncodeRun, RequestRun, Work
 from hypic.errors import HypicError, StoreFull
 
@@ -30,12 +31,17 @@ class Scheduler:
 
     def __init__(self, admission: Admission, max_running: int, max_step_tokens: int) -> None:
         self.admission, self.pool, self.store = admission, admission.pool, admission.store
-        self.max_running, self.max_step_tokens = max_running, max_step_tokens
+        self.max_running, self.limit = max_running, StepLimit(max_step_tokens, MIN_PREFILL_TOKENS)
         self.snapshots = Snapshots(admission)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Request] = {}
         self.failures: list[tuple[Request, HypicError]] = []
         self._alone_next = False
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of a step, for now."""
+        return self.limit.tokens
 
     @property
     def has_work(self) -> bool:
@@ -240,6 +246,7 @@ class Scheduler:
             self.snapshots.settle(taken, taken.request.id in failed)
         if not work.is_advanced:
             self.advance(work)
+        self.limit.ran(sum(chain.num_tokens for chain in work.chains))
         return failed
 
     def advance(self, work: Work) -> None:
@@ -270,7 +277,8 @@ class Scheduler:
         self.remove(request)
 
     def abandon(self, work: Work) -> list[Request]:
-        """A step failed half-way: states are no longer sound, so all it ran starts again, with smaller steps.
+        """A step failed half-way: states are no longer sound, so all it ran starts again, with smaller steps
+        for a while. It counts against who ran in it, unless the limit had grown since the last time: that was a trial.
 
         Returns what was hurt.
         """
@@ -280,6 +288,6 @@ class Scheduler:
         hurt.update({run.request.id: run.request for run in work.requests})
         for request in hurt.values():
             self.preempt(request)
-            request.num_failures += 1
-        self.max_step_tokens = max(MIN_PREFILL_TOKENS, self.max_step_tokens // 2)
+            request.num_failures += not self.limit.has_grown
+        self.limit.ran_short()
         return list(hurt.values())
