@@ -113,6 +113,8 @@ class Engine:
         if self.heads and not self.scheduler.has_work:
             self._begin_head(self.heads.popleft())
         ahead, self._ahead = self._launching.left(self._ahead), None
+        if ahead is not None:
+            self.scheduler.look_ahead()
         work = self.scheduler.schedule() if ahead is None else ahead.work
         done = self._failures() + self._warmed()
         is_loading = self.scheduler.is_loading

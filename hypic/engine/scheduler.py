@@ -36,16 +36,16 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Request] = {}
         self.failures: list[tuple[Request, HypicError]] = []
-        self._alone_next = False
-
-    @property
-    def max_step_tokens(self) -> int:
-        """Most tokens of a step, for now."""
-        return self.limit.tokens
+        self._alone_next = self.was_refused = False
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.failures)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody else may run, whatever memory there is."""
+        return len(self.running) >= min(self.max_running, self.admission.most_running)
 
     @property
     def is_waiting_for_others(self) -> bool:
@@ -117,14 +117,20 @@ class Scheduler:
         else:
             self._fail(blocked[0], StoreFull(TOO_SMALL))
 
-    def _admit(self) -> None:
+    def look_ahead(self) -> None:
+        """What who waits will need begins to be read; that there was no room for the first one is no longer news."""
+        self.was_refused = False
         for request in islice(self.waiting, PREFETCHED):
             self.admission.lookup.prefetch(request)
-        while self.waiting and len(self.running) < min(self.max_running, self.admission.most_running):
+
+    def _admit(self) -> None:
+        self.look_ahead()
+        while self.waiting and not self.is_full:
             request = self.waiting[0]
             if self.admission.place(request):
                 self.running[self.waiting.popleft().id] = request
             elif self.running:
+                self.was_refused = True
                 return
             elif self.store.clear() == 0:
                 self._fail(request, StoreFull(TOO_SMALL))
@@ -134,7 +140,7 @@ class Scheduler:
         for request in together:
             if request.is_decoding and request.id in self.running:
                 self._decode(work, request)
-        budget = max(MIN_PREFILL_TOKENS, self.max_step_tokens - len(work.requests))
+        budget = max(MIN_PREFILL_TOKENS, self.limit.tokens - len(work.requests))
         jobs = [job for job in self.admission.encoding.values() if not job.is_alone and not job.away]
         budget = self._encode(work, budget, jobs)
         for request in together:
@@ -152,13 +158,13 @@ class Scheduler:
         loading = [job for job in self.admission.jobs.loading.values() if request.id in job.waiters]
         here = [job for job in jobs if not job.away]
         if here:
-            self._encode(work, self.max_step_tokens, here[:1])
+            self._encode(work, self.limit.tokens, here[:1])
         elif jobs or loading:
             return  # its steps are the same whether its segments are on their way or there
         elif request.is_decoding:
             self._decode(work, request)
         else:
-            self._prefill(work, request, self.max_step_tokens)
+            self._prefill(work, request, self.limit.tokens)
 
     def _encode(self, work: Work, budget: int, jobs: Iterable[Encode]) -> int:
         for job in jobs:

@@ -103,7 +103,7 @@ def test_steps_are_as_large_as_before_some_time_after_a_shortage(bench: Make) ->
     limits = []
     for _ in range(20):
         assert engine.ask([live(900, 0), live(1, len(limits))], max_tokens=2).error is None
-        limits.append(engine.engine.scheduler.max_step_tokens)
+        limits.append(engine.engine.scheduler.limit.tokens)
     assert len(failed) == 3 and limits == sorted(limits) and limits[0] < 512 == limits[-1]
     assert engine.ask([live(900, 0)], max_tokens=2).ids == expected
     engine.assert_back_to_start()
@@ -113,7 +113,7 @@ def test_decode_says_nothing_about_memory(bench: Make) -> None:
     engine = bench("qwen", max_step_tokens=512)
     failed = short_of_memory(engine, lambda size: len(failed) < 2)
     engine.ask([live(200, 1)], max_tokens=200)
-    assert engine.engine.scheduler.max_step_tokens == 128 and engine.num_steps > 200
+    assert engine.engine.scheduler.limit.tokens == 128 and engine.num_steps > 200
 
 
 def test_a_long_prompt_outlasts_all_trials(bench: Make) -> None:
