@@ -21,8 +21,11 @@ from hypic_apps.train.model import Shape
 from hypic_apps.train.probe import probe
 from hypic_apps.train.render import Encoder
 from hypic_apps.train.rows import DATA_VERSION
+from hypic_apps.train.segments import Segmenting
 
 DATA = Path(".data")
+# A model tuned for reuse is another model than the bundled one, and its scores are never given as that one's.
+REUSE_NAME = "hypic-tiny-reuse"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,13 +52,28 @@ def _parser() -> argparse.ArgumentParser:
             help="gdn is the bundled model, ring its sibling with Lightning attention and rotary keys",
         )
         command.add_argument("--batch-tokens", type=int, default=65_536)
+        command.add_argument(
+            "--reuse",
+            action="store_true",
+            help="tune for answers through segments; its state is kept in a folder of its own, see README.md",
+        )
+        command.add_argument(
+            "--plain-rows",
+            type=float,
+            metavar="SHARE",
+            help="the share of rows that --reuse leaves without segments; default 0.25",
+        )
         command.add_argument("--plain", action="store_true", help="neither compile nor capture")
         command.add_argument("--no-compile", action="store_true", help="capture, but do not compile")
         command.add_argument("--workers", type=int, default=12)
         command.add_argument("--minutes", type=float, default=9.0, help="at most so long in this call")
         command.add_argument("--total-minutes", type=float, default=18.0, help="the whole training")
         command.add_argument("--learning-rate", type=float, default=2e-3)
-        command.add_argument("--state", type=Path, default=DATA / "state", help="folder of the state between calls")
+        command.add_argument(
+            "--state",
+            type=Path,
+            help="folder of the state between calls; default .data/state, with --reuse .data/state-reuse",
+        )
         command.add_argument("--start", type=Path, help="an exported folder to go on from if there is no state")
         command.add_argument(
             "--at",
@@ -100,7 +118,22 @@ def _settings(options: argparse.Namespace) -> Settings:
         num_workers=options.workers,
         compiled=not (options.plain or options.no_compile),
         graphed=not options.plain,
+        reuse=options.reuse,
     )
+
+
+def _segmenting(options: argparse.Namespace) -> Segmenting | None:
+    """How rows are cut into segments; ``None`` where training is not for reuse."""
+    if options.reuse and options.family != "gdn":
+        raise SystemExit(f"--reuse trains Gated DeltaNet alone; with --family {options.family} leave it out.")
+    if not options.reuse:
+        if options.plain_rows is not None:
+            raise SystemExit(f"--plain-rows {options.plain_rows} says nothing without --reuse; add it or leave it out.")
+        return None
+    try:
+        return Segmenting() if options.plain_rows is None else Segmenting(plain_share=options.plain_rows)
+    except ValueError as error:
+        raise SystemExit(f"--plain-rows {options.plain_rows}: {error}") from error
 
 
 def _device() -> torch.device:
@@ -114,28 +147,42 @@ def _log(options: argparse.Namespace) -> Log:
 
 
 def _probe(options: argparse.Namespace) -> None:
+    _segmenting(options)
     probe(
         FAMILIES[options.family](), _settings(options), _device(), options.batch_tokens, options.length, _log(options)
     )
 
 
 def _fit(options: argparse.Namespace) -> None:
+    segmenting = _segmenting(options)
     device, log = _device(), _log(options)
     sources = Sources(
-        options.data / "corpus.tar.xz", options.data / "tokenizer" / "tokenizer.json", options.batch_tokens
+        options.data / "corpus.tar.xz",
+        options.data / "tokenizer" / "tokenizer.json",
+        options.batch_tokens,
+        segmenting=segmenting,
     )
-    training = Training(FAMILIES[options.family](), _settings(options), device, options.state)
+    state = options.state or DATA / ("state-reuse" if options.reuse else "state")
+    training = Training(FAMILIES[options.family](), _settings(options), device, state)
     resumed = training.resume() or _started(training, options)
-    log(event="start", resumed=resumed, **vars(training.progress))
+    log(event="start", resumed=resumed, **_reuse_of(segmenting), **vars(training.progress))
     encoder = Encoder(Tokenizer.from_file(str(sources.tokenizer)))
     papers = exam.Papers(corpus.Corpus.load(sources.corpus), schema.load(), encoder)
     done = training.run(sources, papers.all(options.exam_items), log)
     export(training.model, None if options.no_tokenizer else options.data / "tokenizer", options.out)
     report: dict[str, Any] = {"done": done, "data_version": DATA_VERSION, **vars(training.progress)}
+    report |= _reuse_of(segmenting)
     report["grades"] = training.examine(papers.all((4 if done else 1) * options.exam_items), torch.bfloat16)
     report["demo"] = demo_items(training.judge, papers, device)
     (options.out / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     log(event="end", **report)
+
+
+def _reuse_of(segmenting: Segmenting | None) -> dict[str, Any]:
+    """What a report says of the tuning for reuse; nothing of a plain training."""
+    if segmenting is None:
+        return {}
+    return {"name": REUSE_NAME, "reuse": True, "seam": segmenting.policy.seam, "plain_rows": segmenting.plain_share}
 
 
 def _exam(options: argparse.Namespace) -> None:
@@ -160,7 +207,10 @@ def _started(training: Training, options: argparse.Namespace) -> bool:
     if options.at is not None:
         progress = Progress(trained_s=60.0 * options.at * options.total_minutes)
     else:
-        report = json.loads((options.start / "evaluation.json").read_text(encoding="utf-8"))
+        file = options.start / "evaluation.json"
+        if not file.is_file():
+            raise SystemExit(f"{file} is missing, which says how far the training was; name a share of it with --at.")
+        report = json.loads(file.read_text(encoding="utf-8"))
         progress = Progress(**{name: report[name] for name in vars(Progress())})
     training.start_from(tensors_of(options.start), progress)
     return True

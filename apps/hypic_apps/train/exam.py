@@ -6,7 +6,7 @@ included; that all agree is the same as greedy decoding giving exactly the answe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -26,10 +26,13 @@ from hypic_apps.train.rows import padded
 from hypic_apps.train.rulebooks import Rulebooks
 from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
 from hypic_apps.train.schema import Schema, Split
+from hypic_apps.train.segments import Segmenting
 from hypic_apps.train.world import World
 
 ITEMS_SEED = 1_000_003
 IN_ORDER = ("update", "chunked", "keyfacts")
+# What is also answered through segments, when a model is tuned for that.
+THROUGH_SEGMENTS = ("one_hop", "latest_notice")
 ONLY_ANSWERS = Weights(passage=0.0, question=0.0, answer=1.0)
 Maker = Callable[[Random], tuple[list[Passage], list[Ask]]]
 
@@ -45,10 +48,12 @@ class Item:
 
 @dataclass(frozen=True)
 class Paper:
-    """Items of one kind: ``ids, weights [n, T]``; the weight is 1 at answers and 0 elsewhere."""
+    """Items of one kind: ``ids, weights [n, T]``; the weight is 1 at answers and 0 elsewhere. ``marks [n, T]``
+    (``segments``) tell the segments that hypic makes of the passages by default."""
 
     ids: Tensor
     weights: Tensor
+    marks: Tensor | None = None
 
 
 class Papers:
@@ -177,29 +182,42 @@ def paper_of(rows: Sequence[Row]) -> Paper:
     """Rows padded to a common multiple of the chunk."""
     length = -(-max(len(row) for row in rows) // CHUNK) * CHUNK
     even = [padded(row, length) for row in rows]
-    return Paper(
-        torch.from_numpy(np.stack([row.ids for row in even])), torch.from_numpy(np.stack([row.weights for row in even]))
-    )
+    marks = Segmenting().marks
+    ids, weights, segments = zip(*((row.ids, row.weights, marks(row)) for row in even), strict=True)
+    return Paper(*(torch.from_numpy(np.stack(rows)) for rows in (ids, weights, segments)))
 
 
 @torch.no_grad()
-def right(model: Trainee, paper: Paper, device: torch.device, num_rows: int = 16) -> Tensor:
-    """Per item, whether the whole answer is right: ``[n]`` booleans on the CPU."""
+def right(
+    model: Trainee, paper: Paper, device: torch.device, num_rows: int = 16, *, through_segments: bool = False
+) -> Tensor:
+    """Per item, whether the whole answer is right: ``[n]`` booleans on the CPU.
+
+    Raises:
+        ValueError: the paper does not tell its segments.
+    """
+    if through_segments and paper.marks is None:
+        raise ValueError("the paper has no marks of segments; make it with paper_of.")
     out = []
     for start in range(0, len(paper.ids), num_rows):
-        ids, weights = (
-            paper.ids[start : start + num_rows].to(device),
-            paper.weights[start : start + num_rows].to(device),
-        )
+        some = slice(start, start + num_rows)
+        ids, weights = paper.ids[some].to(device), paper.weights[some].to(device)
+        marks = paper.marks[some].to(device) if through_segments and paper.marks is not None else None
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            best = model.logits(ids)[:, :-1].argmax(-1)
+            best = model.logits(ids, marks)[:, :-1].argmax(-1)
         out.append(((best == ids[:, 1:]) | (weights[:, 1:] == 0)).all(1).cpu())
     return torch.cat(out)
 
 
-def grades(model: Trainee, papers: Mapping[str, Paper], device: torch.device) -> dict[str, float]:
-    """The share of right answers of every paper."""
-    return {name: round(float(right(model, paper, device).float().mean()), 4) for name, paper in papers.items()}
+def grades(
+    model: Trainee, papers: Mapping[str, Paper], device: torch.device, through_segments: Collection[str] = ()
+) -> dict[str, float]:
+    """The share of right answers of every paper; those named in ``through_segments`` are answered through segments
+    too, as ``..._segments``."""
+    found = {name: right(model, paper, device) for name, paper in papers.items()}
+    for name in [name for name in papers if name in through_segments]:
+        found[name + "_segments"] = right(model, papers[name], device, through_segments=True)
+    return {name: round(float(is_right.float().mean()), 4) for name, is_right in found.items()}
 
 
 @torch.no_grad()

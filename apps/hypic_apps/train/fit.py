@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hypic_apps.train.architecture import Architecture
-from hypic_apps.train.exam import Paper, grades
+from hypic_apps.train.exam import THROUGH_SEGMENTS, Paper, grades
 from hypic_apps.train.initial import initialise
 from hypic_apps.train.loader import Loader, Sources
 from hypic_apps.train.model import Trainee
@@ -28,7 +28,8 @@ from hypic_apps.train.rows import Stage, stage_at
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. ``minutes`` bounds this call, ``total_minutes`` the whole training."""
+    """How to train. ``minutes`` bounds this call, ``total_minutes`` the whole training; with ``reuse`` exams are
+    answered through segments too."""
 
     minutes: float
     total_minutes: float
@@ -43,6 +44,7 @@ class Settings:
     graphed: bool = True
     exam_every_s: float = 90.0
     log_every: int = 50
+    reuse: bool = False
 
 
 @dataclass
@@ -99,22 +101,24 @@ class Step:
     def __init__(self, model: Trainee, optimiser: torch.optim.AdamW, settings: Settings, device: torch.device) -> None:
         self.model, self.optimiser, self.settings, self.device = model, optimiser, settings, device
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.inputs: tuple[Tensor, Tensor] | None = None
+        self.inputs: tuple[Tensor, ...] | None = None
         self.result = torch.zeros(2, device=device)
         self.num_plain = 0
 
-    def __call__(self, ids: Tensor, weights: Tensor, rate: float) -> None:
-        """Trains on one batch; ``result`` then holds the loss and the gradient's norm."""
+    def __call__(self, ids: Tensor, weights: Tensor, rate: float, *marks: Tensor) -> None:
+        """Trains on one batch, through segments if there are ``marks``; ``result`` then holds the loss and the
+        gradient's norm."""
+        batch = (ids, weights, *marks)
         for group in self.optimiser.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        if self.inputs is None or self.inputs[0].shape != ids.shape:
-            self._new_form(ids, weights)
+        if self.inputs is None or [x.shape for x in self.inputs] != [x.shape for x in batch]:
+            self._new_form(batch)
         assert self.inputs is not None, "a new form sets the inputs"
-        self.inputs[0].copy_(ids, non_blocking=True)
-        self.inputs[1].copy_(weights, non_blocking=True)
+        for mine, given in zip(self.inputs, batch, strict=True):
+            mine.copy_(given, non_blocking=True)
         if self.graph is not None:
             self.graph.replay()
         elif self.settings.graphed and self.device.type == "cuda":
@@ -127,9 +131,9 @@ class Step:
         self.graph, self.inputs, self.num_plain = None, None, 0
         self.optimiser.zero_grad(set_to_none=True)
 
-    def _new_form(self, ids: Tensor, weights: Tensor) -> None:
+    def _new_form(self, batch: tuple[Tensor, ...]) -> None:
         self.reset()
-        self.inputs = (ids.to(self.device), weights.to(self.device))
+        self.inputs = tuple(x.to(self.device) for x in batch)
 
     def _warm_or_capture(self) -> None:
         if self.num_plain < 3:
@@ -211,7 +215,7 @@ class Training:
         with torch.no_grad():
             for mine, theirs in zip(self.judge.parameters(), self.model.parameters(), strict=True):
                 mine.copy_(theirs if dtype is None else theirs.to(dtype))
-        return grades(self.judge, papers, self.device)
+        return grades(self.judge, papers, self.device, THROUGH_SEGMENTS if self.settings.reuse else ())
 
     def run(self, sources: Sources, papers: dict[str, Paper], log: Log) -> bool:
         """Trains until this call's or the whole training's time is over; returns whether the whole is done."""
@@ -266,12 +270,13 @@ class Training:
             log(event="stage", number=number, step=self.progress.step, num_tokens=stages[number].num_tokens)
 
     def _one(self, loader: Loader) -> None:
-        ids, weights = loader.next()
+        batch = loader.next()
         if self.device.type == "cuda":
-            ids, weights = ids.pin_memory(), weights.pin_memory()
+            batch = tuple(x.pin_memory() for x in batch)
+        ids, weights, *marks = batch
         share = self.progress.share(self.settings)
         rate = learning_rate(self.settings, self.progress.step - self.first_step, share) * 0.5**self.progress.spoilt
-        self.step(ids, weights, rate)
+        self.step(ids, weights, rate, *marks)
         self.progress.step += 1
         self.progress.tokens += ids.numel()
 
@@ -284,17 +289,3 @@ class Training:
         spoilt, trained_s = self.progress.spoilt + 1, self.progress.trained_s
         log(event="not finite", step=self.progress.step, resumed=self.resume())
         self.progress.spoilt, self.progress.trained_s = spoilt, trained_s
-
-
-def measure(run: Callable[[], None], device: torch.device, repeats: int = 10) -> float:
-    """Seconds of one ``run``, after three to warm up."""
-    for _ in range(3):
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - began) / repeats

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from hypic.engine.affine import Affine
 from hypic.engine.layers.rotary import Angles
+from hypic_apps.train.streams import Streams, canonical_history, contextual, within
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -26,13 +27,22 @@ Chunked = TypeVar("Chunked", bound="DataclassInstance")
 class Grid:
     """Where the flat tokens of a batch stand: ``rows`` rows of ``length`` tokens, ``N`` in all.
 
-    ``history [W - 1, N, 1]`` is 0 where a token has no token ``i`` places before it in its row.
+    ``history [W - 1, N, 1]`` is 0 where a token has no token ``i`` places before it in its row. With ``streams`` the
+    canonical stream's rows come first, then the contextual stream's: twice as many rows.
     """
 
     rows: int
     length: int
     history: Tensor
     angles: Angles
+    streams: Streams | None = None
+
+    def doubled(self, marks: Tensor, dtype: torch.dtype) -> Grid:
+        """The grid of both streams of rows with segments, by their ``marks [B, T]`` (``segments``)."""
+        width, angles = len(self.history) + 1, self.angles
+        history = torch.cat([canonical_history(marks.abs(), width), self.history], dim=1)
+        twice = Angles(angles.cos.repeat(2, 1), angles.sin.repeat(2, 1))
+        return Grid(2 * self.rows, self.length, history, twice, Streams.of(marks, dtype))
 
 
 def shifted_conv(x: Tensor, weight: Tensor, history: Tensor) -> Tensor:
@@ -68,8 +78,19 @@ def by_step(chunks: Tensor, rows: int) -> Tensor:
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    """Causal attention within every row of flat ``[N, H, D]``, or that of both streams."""
+    if grid.streams is None:
+        return causal(q, k, v, grid.rows, grid.length)
+    rows, interior = grid.rows // 2, grid.streams.interior
+    (alone_q, own_q), alone_k, alone_v = q.chunk(2), k.chunk(2)[0], v.chunk(2)[0]
+    alone = within(alone_q, alone_k, alone_v, grid.streams.visible, rows, grid.length)
+    in_context = causal(own_q, contextual(k, interior), contextual(v, interior), rows, grid.length)
+    return torch.cat([alone, in_context])
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor, rows: int, length: int) -> Tensor:
     """Causal attention within every row of flat ``[N, H, D]``."""
-    q, k, v = (x.reshape(grid.rows, grid.length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+    q, k, v = (x.reshape(rows, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return mixed.transpose(1, 2).flatten(0, 1)

@@ -23,16 +23,19 @@ from hypic_apps.train import schema
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.render import Encoder
 from hypic_apps.train.rows import STAGES, Rows, Stage
+from hypic_apps.train.segments import Segmenting
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a worker finds what it needs, and the batch size in tokens."""
+    """Where a worker finds what it needs, and the batch size in tokens; with ``segmenting`` batches say where their
+    segments lie."""
 
     corpus: Path
     tokenizer: Path
     batch_tokens: int
     stages: Sequence[Stage] = STAGES
+    segmenting: Segmenting | None = None
 
     def rows(self) -> Rows:
         """The row maker of these sources."""
@@ -40,7 +43,8 @@ class Sources:
 
 
 class Loader:
-    """Batches ``ids, weights [B, T]`` of the current stage. Close it when done."""
+    """Batches ``ids, weights [B, T]`` of the current stage, and ``marks [B, T]`` (``segments``) if the sources tell
+    segments. Close it when done."""
 
     def __init__(self, sources: Sources, num_workers: int, seed: int, stage: int = 0) -> None:
         context = multiprocessing.get_context("spawn")
@@ -53,7 +57,7 @@ class Loader:
         for worker in self._workers:
             worker.start()
 
-    def next(self, timeout_s: float = 120.0) -> tuple[Tensor, Tensor]:
+    def next(self, timeout_s: float = 120.0) -> tuple[Tensor, ...]:
         """The next batch of the current stage.
 
         Raises:
@@ -61,11 +65,11 @@ class Loader:
         """
         while True:
             try:
-                stage, ids, weights = self._ready.get(timeout=timeout_s)
+                stage, ids, *others = self._ready.get(timeout=timeout_s)
             except queue.Empty as late:
                 raise RuntimeError(f"no batch within {timeout_s:.0f} s; look for an error of a worker above.") from late
             if stage == self.stage.value:
-                return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(weights)
+                return torch.from_numpy(ids.astype(np.int64)), *map(torch.from_numpy, others)
 
     def close(self) -> None:
         """Ends the workers."""
@@ -74,11 +78,14 @@ class Loader:
         self._ready.cancel_join_thread()
 
 
-def batch(rows: Rows, stage: Stage, num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """``ids [B, T]`` as 16-bit numbers and ``weights [B, T]``."""
+def batch(
+    rows: Rows, stage: Stage, num_rows: int, seed: int, segmenting: Segmenting | None = None
+) -> tuple[np.ndarray, ...]:
+    """``ids [B, T]`` as 16-bit numbers and ``weights [B, T]``; with ``segmenting`` also ``marks [B, T]``."""
     stream = rows.stream(stage, seed)
     made = [next(stream) for _ in range(num_rows)]
-    return np.stack([row.ids for row in made]).astype(np.uint16), np.stack([row.weights for row in made])
+    marks = () if segmenting is None else (segmenting.drawn(made, seed),)
+    return np.stack([row.ids for row in made]).astype(np.uint16), np.stack([row.weights for row in made]), *marks
 
 
 def _work(sources: Sources, seed: int, stage: Any, ready: Any) -> None:
@@ -89,4 +96,5 @@ def _work(sources: Sources, seed: int, stage: Any, ready: Any) -> None:
         number = stage.value
         chosen = sources.stages[number]
         seed += 104_729
-        ready.put((number, *batch(rows, chosen, sources.batch_tokens // chosen.num_tokens, seed)))
+        num_rows = sources.batch_tokens // chosen.num_tokens
+        ready.put((number, *batch(rows, chosen, num_rows, seed, sources.segmenting)))

@@ -23,6 +23,7 @@ from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.rotary import Angles, Rotary, rotate
 from hypic_apps.train.architecture import Architecture
 from hypic_apps.train.grid import Grid, attended, carried, chunked, shifted_conv
+from hypic_apps.train.streams import contextual, raw_of_both, with_interiors
 
 MODEL_TYPE = "qwen3_5_text"
 
@@ -118,14 +119,24 @@ class LinearBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps, zero_centred=True)
         self.mlp = SwiGLU(shape.hidden_size, shape.intermediate_size)
 
-    def before(self, hidden: Tensor, history: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The chunks' transitions, end states, queries and offsets, and the output gate ``[N, value_size]``."""
+    def before(
+        self, hidden: Tensor, history: Tensor, interior: Tensor | None = None, resets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The chunks' transitions, end states, queries and offsets, and the output gate ``[N, value_size]``;
+        ``interior`` and ``resets`` are those of two streams (``Streams``)."""
         mixer = self.linear_attn
         projected = mixer.project(self.input_layernorm(hidden))
+        if interior is not None:
+            projected = raw_of_both(projected, interior)
         mixed = shifted_conv(projected.mixed, mixer.conv1d.weight, history)
+        if interior is not None:
+            # an interior's first tokens saw the seam as it was when the segment was encoded alone
+            mixed = with_interiors(mixed, interior)
         projected = replace(projected, mixed=mixed)
         with torch.autocast(hidden.device.type, enabled=False):
-            lifted = mixer.family.lift(chunked(mixer.inputs(projected)))
+            inputs = mixer.inputs(projected)
+            inputs = inputs if resets is None else replace(inputs, g=inputs.g + resets)
+            lifted = mixer.family.lift(chunked(inputs))
         return lifted.maps.transition, lifted.maps.end_state, lifted.query, lifted.offset, projected.z
 
     def after(self, hidden: Tensor, states: Tensor, query: Tensor, offset: Tensor, z: Tensor) -> Tensor:
@@ -140,7 +151,8 @@ class LinearBlock(nn.Module):
 
     def forward(self, hidden: Tensor, grid: Grid) -> Tensor:
         """``hidden [N, hidden]`` -> the same."""
-        transition, end_state, query, offset, z = self.before(hidden, grid.history)
+        of_streams = () if grid.streams is None else (grid.streams.interior, grid.streams.resets)
+        transition, end_state, query, offset, z = self.before(hidden, grid.history, *of_streams)
         states = carried(Affine(transition, end_state), grid.rows)
         return self.after(hidden, states, query, offset, z)
 
@@ -194,30 +206,50 @@ class Trainee(nn.Module):
         positions = torch.arange(length, device=device).repeat(rows)
         back = torch.arange(1, self.shape.conv_width, device=device)
         history = (positions >= back[:, None]).float()[..., None]
-        return Grid(rows, length, history, self.rotary(positions, length, torch.float32))
+        return Grid(rows, length, history, self.rotary(positions, length, self._wide))
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """``ids [B, T]`` -> ``[B T, hidden]``, normed."""
+    @property
+    def _wide(self) -> torch.dtype:
+        """The type of angles and decays: that of the weights, at least float32."""
+        return torch.promote_types(self.embed_tokens.weight.dtype, torch.float32)
+
+    def hidden(self, ids: Tensor, marks: Tensor | None = None) -> Tensor:
+        """``ids [B, T]`` -> ``[B T, hidden]``, normed.
+
+        With ``marks [B, T]`` (``segments``) those of the answer through segments, and in their interiors those of the
+        canonical encoding.
+        """
         rows, length = ids.shape
         grid = self.grid(rows, length, ids.device)
         # index_select, because its gradient can be captured in a CUDA graph
         hidden = self.embed_tokens.weight.index_select(0, ids.flatten())
+        if marks is not None:
+            grid = grid.doubled(marks, self._wide)
+            hidden = hidden.repeat(2, 1)
         for layer in self.layers:
             hidden = layer(hidden, grid)
+        if grid.streams is not None:
+            hidden = contextual(hidden, grid.streams.interior)
         out: Tensor = self.norm(hidden)
         return out
 
-    def logits(self, ids: Tensor) -> Tensor:
+    def logits(self, ids: Tensor, marks: Tensor | None = None) -> Tensor:
         """``[B, T, vocab]``."""
-        return F.linear(self.hidden(ids), self.embed_tokens.weight).reshape(*ids.shape, -1)
+        return F.linear(self.hidden(ids, marks), self.embed_tokens.weight).reshape(*ids.shape, -1)
 
-    def loss(self, ids: Tensor, weights: Tensor) -> Tensor:
-        """Weighted mean of the next token's cross entropy; ``weights[b, t]`` is that of token ``t``."""
+    def loss(self, ids: Tensor, weights: Tensor, marks: Tensor | None = None) -> Tensor:
+        """Weighted mean of the next token's cross entropy; ``weights[b, t]`` is that of token ``t``.
+
+        With ``marks``, an interior's tokens are foretold by its canonical encoding, and what follows an interior, by
+        nothing: its last token is never asked for it.
+        """
         targets = ids.roll(-1, dims=1)
         wanted = weights.roll(-1, dims=1)
         last = torch.arange(ids.shape[1], device=ids.device) == ids.shape[1] - 1
+        if marks is not None:
+            last = last | ((marks > 0) & (marks.roll(-1, dims=1) != marks))
         wanted = wanted.masked_fill(last, 0.0)
-        return self.score(self.hidden(ids), targets.flatten(), wanted.flatten())
+        return self.score(self.hidden(ids, marks), targets.flatten(), wanted.flatten())
 
     def score(self, hidden: Tensor, targets: Tensor, wanted: Tensor) -> Tensor:
         """The weighted mean loss of flat ``targets [N]``."""

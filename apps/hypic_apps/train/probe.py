@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from hypic_apps.train.architecture import Architecture
-from hypic_apps.train.fit import Log, Settings, Training, measure
+from hypic_apps.train.fit import Log, Settings, Training
 
 
 def variants(settings: Settings) -> Iterator[tuple[str, Settings]]:
@@ -21,24 +22,46 @@ def variants(settings: Settings) -> Iterator[tuple[str, Settings]]:
 def probe(
     shape: Architecture, settings: Settings, device: torch.device, batch_tokens: int, length: int, log: Log
 ) -> None:
-    """Logs seconds a step of every way for rows of ``length`` tokens, and the slowest operations of a plain step."""
+    """Logs seconds a step of every way for rows of ``length`` tokens, and the slowest operations of a plain step.
+
+    With ``settings.reuse`` the rows are segments of 96 tokens with two live ones between them.
+    """
     if device.type == "cuda":
         solvers(device, log)
     ids = torch.randint(0, shape.vocab_size, (batch_tokens // length, length))
     weights = torch.ones(ids.shape)
+    marks = (segmented(ids.shape),) if settings.reuse else ()
     for name, chosen in variants(settings):
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         training = Training(shape, chosen, device, Path("unused"))
         if chosen.compiled:
             training.model.compile()
         try:
-            step_s = measure(lambda t=training: t.step(ids, weights, 1e-4), device)  # type: ignore[misc]
+            step_s = measure(lambda t=training: t.step(ids, weights, 1e-4, *marks), device)  # type: ignore[misc]
         except RuntimeError as error:
             log(event="probe", way=name, failed=str(error)[:600])
             continue
         speed = {"step_ms": round(1e3 * step_s, 2), "tokens_per_s": round(batch_tokens / step_s)}
+        if device.type == "cuda":
+            speed["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
         log(event="probe", way=name, length=length, **speed, loss=training.step.result.tolist())
         if name == "plain" and device.type == "cuda":
-            _profile(training, ids, weights)
+            _profile(lambda t=training: t.step(ids, weights, 1e-4, *marks))  # type: ignore[misc]
+
+
+def measure(run: Callable[[], None], device: torch.device, repeats: int = 10) -> float:
+    """Seconds of one ``run``, after three to warm up."""
+    for _ in range(3):
+        run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / repeats
 
 
 def solvers(device: torch.device, log: Log, number: int = 4096) -> None:
@@ -72,10 +95,18 @@ def inverse_by_blocks(strict: torch.Tensor) -> torch.Tensor:
     return inverse
 
 
-def _profile(training: Training, ids: torch.Tensor, weights: torch.Tensor) -> None:
+def segmented(shape: torch.Size) -> torch.Tensor:
+    """Marks of rows of segments, each of 96 tokens and 2 live ones behind it."""
+    place = torch.arange(shape[1])
+    number, inside = place // 98 + 1, place % 98
+    marks = torch.where(inside < 8, -number, torch.where(inside < 96, number, 0))
+    return marks.to(torch.int16).expand(shape).contiguous()
+
+
+def _profile(step: Callable[[], None]) -> None:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        training.step(ids, weights, 1e-4)
+        step()
         torch.cuda.synchronize()
     print(
         profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70), flush=True

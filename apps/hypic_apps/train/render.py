@@ -34,6 +34,7 @@ class Piece:
     text: str
     weight: float
     special: bool = False
+    is_passage: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Row:
-    """``ids [T]`` and ``weights [T]``: the weight of predicting this token from those before it."""
+    """``ids [T]`` and ``weights [T]``: the weight of predicting this token from those before it; ``spans`` are the
+    tokens of every passage, from and to."""
 
     ids: NDArray[np.int64]
     weights: NDArray[np.float32]
+    spans: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -79,7 +82,7 @@ def _user(turn: Turn, weights: Weights) -> list[Piece]:
         lead = (GLUE if number else "") + (label + GLUE if label else "")
         if lead:
             pieces.append(Piece(lead, 0.0))
-        pieces.append(Piece(passage, weights.passage))
+        pieces.append(Piece(passage, weights.passage, is_passage=True))
     question = (GLUE if turn.passages else "") + turn.question
     return [*pieces, Piece(question, weights.question)]
 
@@ -121,8 +124,10 @@ class Encoder:
         encoded |= zip(new, self.texts(new), strict=True)
         ids: list[int] = []
         weights: list[float] = []
+        spans: list[tuple[int, int]] = []
         for piece in pieces:
             run = [self.special(piece.text)] if piece.special else encoded[piece.text]
+            spans += [(len(ids), len(ids) + len(run))] if piece.is_passage else []
             ids += run
             weights += [piece.weight] * len(run)
-        return Row(np.array(ids, np.int64), np.array(weights, np.float32))
+        return Row(np.array(ids, np.int64), np.array(weights, np.float32), tuple(spans))

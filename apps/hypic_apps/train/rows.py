@@ -249,15 +249,19 @@ def _at_most(questions: Sequence[Ask], room: int) -> Sequence[Ask]:
 
 
 def padded(row: Row, length: int, start: int = 0) -> Row:
-    """``length`` tokens of the row from ``start``, with token 0 of weight 0 behind its end."""
+    """``length`` tokens of the row from ``start``, with token 0 of weight 0 behind its end; a passage that begins
+    before ``start`` is one no more."""
     ids, weights = row.ids[start : start + length], row.weights[start : start + length]
     missing = length - len(ids)
-    return Row(np.pad(ids, (0, missing)), np.pad(weights, (0, missing)))
+    spans = ((first - start, min(length, last - start)) for first, last in row.spans)
+    kept = tuple((first, last) for first, last in spans if 0 <= first < last)
+    return Row(np.pad(ids, (0, missing)), np.pad(weights, (0, missing)), kept)
 
 
 def joined(first: Row, second: Row) -> Row:
     """One row behind the other."""
-    return Row(np.concatenate([first.ids, second.ids]), np.concatenate([first.weights, second.weights]))
+    ids, weights = np.concatenate([first.ids, second.ids]), np.concatenate([first.weights, second.weights])
+    return Row(ids, weights, (*first.spans, *((len(first) + a, len(first) + b) for a, b in second.spans)))
 
 
 def _wrapped(question: str, r: Random) -> str:
