@@ -75,14 +75,22 @@ class Comparison:
         return min(self.live, key=lambda way: (not way.is_same, way.kl), default=None)
 
 
+def check_policy(policy: Policy) -> None:
+    """
+    Raises:
+        ConfigError: the policy reuses no segments, so that there is nothing to compare.
+    """
+    if policy.reuse != "segments":
+        raise ConfigError(f"reuse is {policy.reuse!r}, which is full recompute; compare a policy that reuses segments.")
+
+
 def compare(pieces: Sequence[Piece], policy: Policy, max_tokens: int, ask: Ask) -> Comparison:
     """Answers in every way; ``ask`` answers many prompts in each other's company.
 
     Raises:
         ConfigError: the policy reuses no segments.
     """
-    if policy.reuse != "segments":
-        raise ConfigError(f"reuse is {policy.reuse!r}, which is full recompute; compare a policy that reuses segments.")
+    check_policy(policy)
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=NUM_LOGPROBS)
     none = replace(policy, reuse="none")
     full = ask([(pieces, none)], sampling)[0]

@@ -39,8 +39,9 @@ from hypic.types import (
 class LLM(Keeping):
     """A hybrid-attention language model that answers prompts made of segments.
 
-    ``model`` is a checkpoint folder, or the name of one in the local Hugging Face cache or on the Hub; without it the
-    bundled demonstration model answers. Further keywords are fields of ``EngineConfig`` and of ``Policy``.
+    ``model`` is a checkpoint folder, or the name of one in the local Hugging Face cache or on the Hub; without it, or
+    named ``"hypic-tiny"``, the bundled demonstration model answers (a checkpoint of that name in the working directory
+    goes before it). Further keywords are fields of ``EngineConfig`` and of ``Policy``.
 
     Safe to use from any number of threads and event loops. ``close`` gives all memory back; so does leaving a ``with``.
 
@@ -51,8 +52,9 @@ class LLM(Keeping):
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         config = EngineConfig.of(**settings)
+        is_bundled = checkpoints.is_bundled(model)
         model = os.fspath(model) if isinstance(model, os.PathLike) else model
-        folder = checkpoints.bundled() if model is None else weights.locate(model)
+        folder = checkpoints.bundled() if model is None or is_bundled else weights.locate(model)
         self.model_name = model if model is not None else checkpoints.BUNDLED
         tokenizer = Tokenizer(folder)
         started = starting.start(folder, config, vocabulary_of(tokenizer))

@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hypic import checkpoints
 from hypic.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def acquire(model: str | None = None, **settings: Any) -> LLM:
     """
     from hypic.llm import LLM
 
+    model = None if checkpoints.is_bundled(model) else model  # one engine under both its names
     spec = (model, EngineConfig.of(**settings))  # settings as they are given may have no hash
     with _SHARED.lock:
         if spec not in _SHARED.engines:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -97,6 +97,20 @@ def opens_reasoning(tokenizer: ChatTokenizer, chat_template_kwargs: Mapping[str,
     """Whether the template ends a prompt with ``<think>``, so that the answer begins inside the reasoning."""
     pieces = tokenizer.encode(_PROBE, chat_template_kwargs=chat_template_kwargs)
     return tokenizer.decode(pieces[-1].ids).rstrip().endswith(OPEN_THINK)
+
+
+def described(tools: Sequence[Tool | Callable[..., Any]]) -> list[Tool]:
+    """Tools as OpenAI describes them; functions by their annotations and docstrings.
+
+    Raises:
+        ConfigError: a function does not say enough of itself.
+    """
+    given = [tool for tool in tools if isinstance(tool, Mapping)]
+    if len(given) == len(tools):
+        return given
+    from hypic.engine import tokenizer  # which reads functions as transformers does, and brings it along
+
+    return tokenizer.described(tools)
 
 
 def shows_tools(

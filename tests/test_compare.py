@@ -224,6 +224,25 @@ def test_variables_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "chat_template_kwargs is ['a']; send an object" in one_sentence(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("more", "flags", "expected"),
+    [
+        ({"tools": [5]}, [], "tools is [5]; pass a list of functions as OpenAI describes them"),
+        ({"tools": {"name": "look"}}, [], "tools is {'name': 'look'}; pass a list of functions"),
+        ({"hypic": {"reuse": "none"}}, [], "reuse is 'none', which is full recompute"),
+        ({}, ["--reuse", "prefix"], "reuse is 'prefix', which is full recompute"),
+        ({}, ["--max-context", "-3"], "max_context is -3"),
+    ],
+)
+def test_what_is_refused_before_a_model_is_looked_for(
+    more: Any, flags: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = tmp_path / "request.json"
+    request.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}], **more}))
+    assert main(["compare", str(request), "--model", "nowhere", *flags]) == 2
+    assert expected in one_sentence(capsys.readouterr().err)
+
+
 def test_segments_with_fields_and_tools(tmp_path: Path) -> None:
     request, tools = tmp_path / "request.json", [{"type": "function", "function": {"name": "look"}}]
     asked = {"segments": ["a", {"text": "b", "seam": 32, "ttl_s": 60}], "question": "?", "tools": tools}

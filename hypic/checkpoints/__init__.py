@@ -29,6 +29,7 @@ __all__ = [
     "ModelType",
     "bundled",
     "describe",
+    "is_bundled",
     "model_types",
     "refused",
     "token_counts",
@@ -39,6 +40,12 @@ BUNDLED = "hypic-tiny"
 def bundled() -> Path:
     """The folder of the bundled checkpoint."""
     return Path(__file__).parent / BUNDLED
+
+
+def is_bundled(model: object) -> bool:
+    """Whether what names a model means the bundled checkpoint: ``None`` does, and so does the text ``hypic-tiny``,
+    unless the working directory holds a checkpoint of that name. A ``Path`` is always a place of its own."""
+    return model is None or (model == BUNDLED and not (Path(BUNDLED) / "config.json").is_file())
 
 
 def __getattr__(name: str) -> Any:

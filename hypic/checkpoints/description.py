@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hypic import checkpoints
 from hypic.checkpoints import fitting
 from hypic.checkpoints.fitting import Fit as Fit
 from hypic.config import EngineConfig
@@ -110,7 +111,7 @@ def describe(folder: str | Path, dtype: str = "auto", device: str = "auto") -> C
     """
     if not isinstance(folder, str | os.PathLike) or not isinstance(os.fspath(folder), str) or not str(folder).strip():
         raise CheckpointError(f"the folder is {folder!r:.60}; pass the path of a Hugging Face checkpoint.")
-    place, engine = Path(folder).expanduser(), EngineConfig(dtype=dtype, device=device)
+    place, engine = _place(folder), EngineConfig(dtype=dtype, device=device)
     if not place.is_dir():
         raise CheckpointError(f"{str(folder)!r} is no folder; pass the folder of a Hugging Face checkpoint.")
     config = weights.read_config(place)
@@ -129,8 +130,13 @@ def token_counts(folder: str | Path, texts: Sequence[str]) -> list[int]:
     Raises:
         CheckpointError, UnsupportedModel: the folder has no tokenizer, or none that can be used.
     """
-    tokenizer = Tokenizer(folder)
+    tokenizer = Tokenizer(_place(folder))
     return [len(tokenizer.encode_text(text)) for text in texts]
+
+
+def _place(folder: str | Path) -> Path:
+    """A folder as it was given, or that of the bundled checkpoint by its name."""
+    return checkpoints.bundled() if checkpoints.is_bundled(folder) else Path(folder).expanduser()
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:

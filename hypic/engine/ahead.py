@@ -76,11 +76,14 @@ class Launching:
 
     def behind(self, work: Work) -> Following | None:
         """The step behind ``work``, which is under way and counted as done, or ``None`` if it is not known or must not
-        be launched yet: others have come, memory would have to be made, or every answer ends for certain."""
+        be launched yet: others have come who may find a place, memory would have to be made, or every answer ends for
+        certain."""
         if not self._is_known(work):
             return None
         requests = [run.request for run in work.requests]
         rows = [row for row, request in enumerate(requests) if len(request.generated) + 1 < request.max_tokens]
+        if self.scheduler.waiting and len(rows) < len(requests):
+            return None  # who ends makes room for who waits
         if not rows or not self._has_room([_held(requests[row]) for row in rows]):
             return None
         return Following(Work(requests=[self._run(requests[row]) for row in rows]), rows)
@@ -97,13 +100,20 @@ class Launching:
 
     def _is_known(self, work: Work) -> bool:
         scheduler, jobs = self.scheduler, self.scheduler.admission.jobs
-        is_quiet = not (scheduler.waiting or scheduler.failures or jobs.encoding or jobs.loading or work.encodes)
+        is_quiet = not (self._may_admit or scheduler.failures or jobs.encoding or jobs.loading or work.encodes)
         return (
             scheduler.pool.num_ahead > 0
             and is_quiet
             and len(scheduler.running) == len(work.requests)
             and all(run.chain.wants_logits for run in work.requests)
         )
+
+    @property
+    def _may_admit(self) -> bool:
+        """Whether who waits may find a place at the next step. That there was no room at this one is believed once:
+        a step that is launched ahead tries nothing, and behind it the scheduler is asked again."""
+        scheduler = self.scheduler
+        return scheduler.next_up is not None and not scheduler.was_refused
 
     def _has_room(self, held: Sequence[Held]) -> bool:
         """Whether all of them get a second state, and a place for a token, from what is free."""

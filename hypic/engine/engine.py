@@ -113,6 +113,8 @@ class Engine:
         if self.heads and not self.scheduler.has_work:
             self._begin_head(self.heads.popleft())
         ahead, self._ahead = self._launching.left(self._ahead), None
+        if ahead is not None:
+            self.scheduler.look_ahead()
         work = self.scheduler.schedule() if ahead is None else ahead.work
         done = self._failures() + self._warmed()
         is_loading = self.scheduler.is_loading
@@ -272,7 +274,8 @@ class Engine:
         return Emission(id, error, is_last=True)
 
     def _out_of_memory(self, work: Work) -> list[Emission]:
-        """Shrink the store, halve the steps and start again; a request that meets this a fourth time fails."""
+        """Shrink the store, halve the steps for a while and start again; a request that this counts against for the
+        fourth time fails."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # it may be at the step still, whose buffer is filled anew for the next one
             torch.cuda.empty_cache()

@@ -85,7 +85,7 @@ class Lending:
             segment = _segment(want)
             if entry is not None and entry.ids == want.ids and not entry.is_snapshot and not is_over(entry):
                 self._answer(engine, entry, asked, 0.0, was_held=True)
-            elif want.deterministic and len(want.ids) > engine.scheduler.max_step_tokens:
+            elif want.deterministic and len(want.ids) > engine.scheduler.limit.tokens:
                 reply(self._refusal(want, "it is longer than a step here and must not be run in pieces"))
             else:
                 how = (want.seam, want.is_trial, want.deterministic)

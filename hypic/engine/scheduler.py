@@ -17,6 +17,7 @@ from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
 from hypic.engine.snapshots import Snapshots
+from hypic.engine.step_limit import StepLimit
 from hypic.engine.work import EncodeRun, RequestRun, Work
 from hypic.errors import HypicError, StoreFull
 
@@ -30,16 +31,31 @@ class Scheduler:
 
     def __init__(self, admission: Admission, max_running: int, max_step_tokens: int) -> None:
         self.admission, self.pool, self.store = admission, admission.pool, admission.store
-        self.max_running, self.max_step_tokens = max_running, max_step_tokens
+        self.max_running, self.limit = max_running, StepLimit(max_step_tokens, MIN_PREFILL_TOKENS)
         self.snapshots = Snapshots(admission)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Request] = {}
         self.failures: list[tuple[Request, HypicError]] = []
-        self._alone_next = False
+        self._alone_next = self.was_refused = False
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.failures)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody else may run who needs a state, whatever memory there is."""
+        count = sum([not request.only_warms for request in self.running.values()])
+        return count >= min(self.max_running, self.admission.most_running)
+
+    @property
+    def next_up(self) -> Request | None:
+        """The first of those who wait that may run: before all others what another worker asks for, whose own request
+        runs already. What only warms has no state and need not wait for one, so it is encoded in few steps.
+        """
+        asked = next((request for request in self.waiting if request.stays), None)
+        is_full = self.is_full
+        return asked or next((request for request in self.waiting if request.only_warms or not is_full), None)
 
     @property
     def is_waiting_for_others(self) -> bool:
@@ -111,35 +127,30 @@ class Scheduler:
         else:
             self._fail(blocked[0], StoreFull(TOO_SMALL))
 
-    def _admit(self) -> None:
+    def look_ahead(self) -> None:
+        """What who waits will need begins to be read; that there was no room for the first one is no longer news."""
+        self.was_refused = False
         for request in islice(self.waiting, PREFETCHED):
             self.admission.lookup.prefetch(request)
-        while (first := self._next()) is not None:
+
+    def _admit(self) -> None:
+        self.look_ahead()
+        while (first := self.next_up) is not None:
             if self.admission.place(first):
                 self.waiting.remove(first)
                 self.running[first.id] = first
             elif self.running:
+                self.was_refused = True
                 return
             elif self.store.clear() == 0:
                 self._fail(first, StoreFull(TOO_SMALL))
-
-    def _next(self) -> Request | None:
-        """The first that may run, before all others what another worker waits for, whose request runs already.
-
-        What only warms has no state, so it is none of the requests that may run at a time: what is asked for at once
-        is encoded in as few steps as hold it, and waits for no answer to end.
-        """
-        most = min(self.max_running, self.admission.most_running)
-        is_full = sum([not request.only_warms for request in self.running.values()]) >= most
-        asked = next((request for request in self.waiting if request.stays), None)
-        return asked or next((request for request in self.waiting if request.only_warms or not is_full), None)
 
     def _fill(self, work: Work, together: list[Request]) -> None:
         """Decode first: it may preempt, and what it preempts is in no other part of the step yet."""
         for request in together:
             if request.is_decoding and request.id in self.running:
                 self._decode(work, request)
-        budget = max(MIN_PREFILL_TOKENS, self.max_step_tokens - len(work.requests))
+        budget = max(MIN_PREFILL_TOKENS, self.limit.tokens - len(work.requests))
         jobs = [job for job in self.admission.encoding.values() if not job.is_alone and not job.away]
         budget = self._encode(work, budget, jobs)
         for request in together:
@@ -157,13 +168,13 @@ class Scheduler:
         loading = [job for job in self.admission.jobs.loading.values() if request.id in job.waiters]
         here = [job for job in jobs if not job.away]
         if here:
-            self._encode(work, self.max_step_tokens, here[:1])
+            self._encode(work, self.limit.tokens, here[:1])
         elif jobs or loading:
             return  # its steps are the same whether its segments are on their way or there
         elif request.is_decoding:
             self._decode(work, request)
         else:
-            self._prefill(work, request, self.max_step_tokens)
+            self._prefill(work, request, self.limit.tokens)
 
     def _encode(self, work: Work, budget: int, jobs: Iterable[Encode]) -> int:
         for job in jobs:
@@ -251,6 +262,7 @@ class Scheduler:
             self.snapshots.settle(taken, taken.request.id in failed)
         if not work.is_advanced:
             self.advance(work)
+        self.limit.ran(sum(chain.num_tokens for chain in work.chains))
         return failed
 
     def advance(self, work: Work) -> None:
@@ -281,7 +293,8 @@ class Scheduler:
         self.remove(request)
 
     def abandon(self, work: Work) -> list[Request]:
-        """A step failed half-way: states are no longer sound, so all it ran starts again, with smaller steps.
+        """A step failed half-way: states are no longer sound, so all it ran starts again, with smaller steps
+        for a while. It counts against who ran in it, unless the limit had grown since the last time: that was a trial.
 
         Returns what was hurt.
         """
@@ -291,6 +304,6 @@ class Scheduler:
         hurt.update({run.request.id: run.request for run in work.requests})
         for request in hurt.values():
             self.preempt(request)
-            request.num_failures += 1
-        self.max_step_tokens = max(MIN_PREFILL_TOKENS, self.max_step_tokens // 2)
+            request.num_failures += not self.limit.has_grown
+        self.limit.ran_short()
         return list(hurt.values())

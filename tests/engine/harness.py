@@ -442,7 +442,8 @@ class Bench:
                 pins[job.base.key] = pins.get(job.base.key, 0) + 1
         for request in self.engine.scheduler.running.values():
             assert request.held is not None
-            states += [request.held.state_slot, *([request.held.other_slot] if request.held.other_slot else [])]
+            assert bool(request.held.state_slot) is not request.only_warms, "what only warms has no state"
+            states += [slot for slot in (request.held.state_slot, request.held.other_slot) if slot]
             pages += request.held.pages + request.held.spare
             pages += [page for folded in request.held.folded for page in folded.pages]
             used = [*request.held.entries.values(), *([request.held.snapshot] if request.held.snapshot else [])]

@@ -352,6 +352,63 @@ def test_nothing_is_launched_before_those_who_have_come(make: Make, launches: li
     assert len(late[0].pieces) == 1 and launches[-1] == 2
 
 
+TIGHT, LENGTHS = (24, 8, 4), (60, 61, 300, 301)  # pages of 16 tokens: room for two to grow, and for no third
+
+
+@pytest.mark.parametrize(
+    ("limits", "least", "most"), [({"max_running": 2}, 0.9, 1), ({"sizes": TIGHT}, 0.4, 0.6)], ids=["full", "tight"]
+)
+def test_steps_are_launched_while_others_wait_for_whom_there_is_no_place(
+    limits: dict[str, Any], least: float, most: float, make: Make, launches: list[int]
+) -> None:
+    seen, num_ahead, num_waiting = list[Any](), 0, 0
+    for num in (0, AHEAD):
+        engine, num_waiting = make("qwen", num, **limits), 0
+        answers = [engine.add([live(count, n)], max_tokens=24 + n) for n, count in enumerate(LENGTHS)]
+        while engine.engine.has_work:
+            before = len(launches)
+            engine.step()
+            engine.assert_sound()
+            if len(engine.engine.scheduler.waiting) == 2:
+                num_waiting, num_ahead = num_waiting + 1, num_ahead + len(launches) - before
+        seen.append([told(answer) for answer in answers])
+        engine.assert_back_to_start()
+    assert seen[0] == seen[1] and num_waiting > 20
+    assert least * num_waiting < num_ahead <= most * num_waiting
+
+
+@pytest.mark.parametrize("limits", [{"max_running": 2}, {"sizes": TIGHT}], ids=["full", "tight"])
+@pytest.mark.parametrize("by", ["length", "stop", "abort"])
+def test_who_waits_for_a_place_waits_for_one_step_more_at_most(limits: dict[str, Any], by: str, make: Make) -> None:
+    plain = make("qwen", 0).ask([live(60, 0)], max_tokens=40)
+    place = next(n for n in range(8, 40) if plain.ids.index(plain.ids[n]) == n)
+    stop = (chr(0x4E00 + plain.ids[place]),) if by == "stop" else ()
+    begun = {}
+    for num in (0, AHEAD):
+        engine = make("qwen", num, **limits)
+        first = engine.add([live(60, 0)], max_tokens=place if by == "length" else 40, stop=stop)
+        engine.add([live(61, 1)], max_tokens=60)
+        late = engine.add([live(300, 2)], max_tokens=3)
+        while not late.pieces:
+            if by == "abort" and engine.num_steps == place:
+                engine.abort(first)
+            engine.step()
+        begun[num] = engine.num_steps
+        assert place <= begun[num] < 40
+    assert begun[AHEAD] - begun[0] <= (by != "length")
+
+
+def test_what_who_waits_will_need_is_read_meanwhile(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, read = make("qwen", AHEAD, max_running=1), list[str]()
+    monkeypatch.setattr(type(engine.engine.admission.lookup), "prefetch", lambda self, request: read.append(request.id))
+    engine.add([live(20, 3)], max_tokens=40)
+    _step(engine, 5)
+    assert engine.engine._ahead is not None
+    late = engine.add([live(30, 4)], max_tokens=3)
+    _step(engine, 2)
+    assert read[-2:] == [engine.id_of(late)] * 2 and engine.engine._ahead is not None
+
+
 def test_deterministic_requests_take_turns_as_before(make: Make, launches: list[int]) -> None:
     policy = POLICY.with_(deterministic=True)
     seen = []

@@ -229,7 +229,7 @@ def test_out_of_memory_in_a_step_shrinks_the_store_and_starts_again(bench: Make,
     for pieces, answer in zip(prompts, answers, strict=True):
         expected = checkpoints.expected("qwen", pieces, generated=answer.ids[:-1])
         assert len(answer.ids) == 6 and answer.error_where_run(expected) < TOLERANCE["float64"]
-    assert engine.engine.scheduler.max_step_tokens == 64 and stored > 0
+    assert engine.engine.scheduler.limit.tokens == 64 and stored > 0
     engine.assert_back_to_start()
 
 
@@ -272,7 +272,7 @@ def test_a_library_that_says_in_words_of_its_own_that_memory_is_short_is_underst
 
     engine.watched.forward_final = failing  # type: ignore[method-assign]
     assert engine.ask(few_segments(), max_tokens=6).ids == expected
-    assert engine.engine.scheduler.max_step_tokens == 128
+    assert engine.engine.scheduler.limit.tokens == 128
     assert sum("a step ran out of memory" in said for said in caplog.messages) == 2
     engine.assert_back_to_start()
 

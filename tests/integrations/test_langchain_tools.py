@@ -91,6 +91,27 @@ def test_the_model_is_offered_the_tools_in_openai_s_form() -> None:
     assert engine.last.tools is None
 
 
+@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "server"])
+def test_functions_are_tools_here_and_on_a_server(is_remote: bool) -> None:
+    from hypic_apps.server.app import create_app
+    from tests.apps.server.scripted import ServedScript
+    from tests.apps.server.serving import in_thread
+
+    def found(place: str) -> str:
+        """Finds a place."""
+        return place
+
+    call = '<tool_call>\n{"name": "found", "arguments": {"place": "Alpha"}}\n</tool_call>'
+    engine = ServedScript(answer=call)
+    with in_thread(create_app(engine)) as root:
+        chat = ChatHypic(base_url=root) if is_remote else ChatHypic(engine=engine)
+        answers = [chat.bind_tools([found]).invoke("Where?"), chat.invoke("Where?", tools=[found])]
+    for answer in answers:
+        (made,) = answer.tool_calls
+        assert (made["name"], made["args"]) == ("found", {"place": "Alpha"})
+    assert (engine.last.tools or [{}])[0]["function"]["parameters"]["required"] == ["place"]
+
+
 def test_reasoning_is_split_off_without_tools_too() -> None:
     engine = ToolEngine(script=["<think>a <b</think>\n\nc", "<think>a <b</think>\n\nc"])
     for answer in (chat_on(engine).invoke("?"), joined(chat_on(engine), "?")):

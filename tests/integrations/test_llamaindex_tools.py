@@ -175,6 +175,40 @@ def test_structured_streams_end_with_the_object() -> None:
     assert last.model_dump() == {"value": 1871}
 
 
+def found(place: str) -> str:
+    """Finds a place.
+
+    Args:
+        place: where
+    """
+    return place
+
+
+@pytest.mark.parametrize("is_remote", [False, True], ids=["here", "server"])
+@pytest.mark.parametrize("choice", [None, "found"])
+def test_functions_are_tools_here_and_on_a_server(is_remote: bool, choice: str | None) -> None:
+    from hypic_apps.server.app import create_app
+    from tests.apps.server.scripted import ServedScript
+    from tests.apps.server.serving import in_thread
+
+    engine = ServedScript(answer=call_of("found", place="Alpha"))
+    with in_thread(create_app(engine)) as root:
+        llm = HypicLLM(base_url=root) if is_remote else HypicLLM(engine=engine)
+        answer = llm.chat([ChatMessage("Where?")], tools=[found], tool_choice=choice)
+        (call,) = (block for block in answer.message.blocks if isinstance(block, ToolCallBlock))
+    assert (call.tool_name, call.tool_kwargs) == ("found", {"place": "Alpha"})
+    (told,) = engine.last.tools or ()
+    assert told["function"]["description"] == "Finds a place." and "place" in told["function"]["parameters"]["required"]
+
+
+@pytest.mark.parametrize("tools", [[5], [ADD], [{"function": {}}]], ids=["number", "of LlamaIndex", "nameless"])
+def test_what_is_no_tool_is_refused(tools: Any) -> None:
+    llm, engine = of("Yes.")
+    with pytest.raises(ConfigError, match="pass a list of functions as OpenAI describes them"):
+        llm.chat([ChatMessage("Where?")], tools=tools)
+    assert not engine.asked
+
+
 def test_a_template_that_shows_no_tools_is_refused(tmp_path: Any) -> None:
     folder = qwen(tmp_path / "mute")
     add_tokenizer(folder)

@@ -135,6 +135,29 @@ def test_tools_and_template_variables_arrive() -> None:
     assert whole.reasoning == "Hm." and whole.text == call.removeprefix("<think>Hm.</think>")
 
 
+def look(place: str) -> str:
+    """Looks around.
+
+    Args:
+        place: where
+    """
+    return place
+
+
+def test_functions_describe_themselves_before_they_are_sent() -> None:
+    """As with an engine in this process."""
+    from hypic.engine.tokenizer import described
+    from tests.apps.server.scripted import ServedScript
+
+    engine = ServedScript(answer="Yes.")
+    with in_thread(create_app(engine)) as root, RemoteEngine(root) as remote:
+        assert Completion.join(list(remote.stream("Hi", tools=[look]))).text == "Yes."
+    (told,) = engine.last.tools or ()
+    assert told == described([look])[0] and told["function"]["parameters"]["required"] == ["place"]
+    with pytest.raises(ConfigError, match="the function '<lambda>' does not describe itself"):
+        list(remote.stream("Hi", tools=[lambda place: place]))
+
+
 def test_flat_text_is_not_cut_behind_ones_back(llm: LLM, remote: RemoteEngine) -> None:
     llm.registry.register(MILL)
     whole = Completion.join(list(remote.stream(f"{MILL} Who?", SAMPLING)))

@@ -2,7 +2,7 @@
 
 Speed depends on shapes and on how long states live, not on what a model has learnt; quality is measured elsewhere, on
 trained weights only. ``hypic-tiny`` is the exception: it names the bundled checkpoint, weights and tokenizer included,
-and so does the path of any checkpoint folder.
+and so does the path of any checkpoint folder; a checkpoint of that name in the working directory goes before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypic.checkpoints import BUNDLED, bundled
+from hypic.checkpoints import BUNDLED, bundled, is_bundled
 from hypic.errors import ConfigError
 
 FILE = Path(__file__).with_name("geometries.json")
@@ -55,7 +55,7 @@ def geometry(name: str) -> Geometry:
     configs = known()
     if name in configs:
         return Geometry(name, configs[name])
-    folder = bundled() if name == BUNDLED else Path(name).expanduser()
+    folder = bundled() if is_bundled(name) else Path(name).expanduser()
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"{name!r} is no geometry and no checkpoint folder; known are {', '.join([*configs, BUNDLED])}."

@@ -27,6 +27,7 @@ from hypic.engine.engine import Engine
 from hypic.engine.parallel.wants import Counts
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Layout
+from hypic.engine.step_limit import StepLimit
 from hypic.engine.store.image import EntryImage, export
 from hypic.engine.store.texts import Texts, Wanted
 from hypic.engine.task import Emission, Task, Vocabulary
@@ -139,11 +140,12 @@ class Rig:
     def steps_of(self, num_tokens: int | None) -> Iterator[None]:
         """This worker's steps hold no more for a while; ``None``: as many as ever."""
 
-        def set_to(count: int, engine: Engine) -> int:
-            before, engine.scheduler.max_step_tokens = engine.scheduler.max_step_tokens, count
+        def set_to(limit: StepLimit, engine: Engine) -> StepLimit:
+            before, engine.scheduler.limit = engine.scheduler.limit, limit
             return before
 
-        before = None if num_tokens is None else self.started.loop.call(partial(set_to, num_tokens))
+        limit = None if num_tokens is None else StepLimit(num_tokens, least=1)
+        before = None if limit is None else self.started.loop.call(partial(set_to, limit))
         try:
             yield
         finally:

@@ -63,19 +63,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read(path: Path, flags: Mapping[str, Any]) -> tuple[PromptLike, dict[str, Any]]:
-    """The prompt of a request, and what ``LLM.compare`` is told beside it; ``flags`` win over the request's policy.
+    """The prompt of a request, and what ``LLM.compare`` is told beside it; ``flags`` win over the request's policy. No
+    model is needed to find out what is wrong.
 
     Raises:
         InputError: the file cannot be read, is of neither form, or has a field under ``hypic`` that cannot be right.
-        ConfigError: a value of the policy lies outside its range.
+        ConfigError: a value of the policy lies outside its range, it reuses no segments, or ``tools`` are none.
     """
-    body = _body(path)
-    policy = {} if body.get("hypic") is None else {"policy": _policy(body["hypic"], flags)}
+    from hypic import EngineConfig
+    from hypic.arguments import check_template_inputs
+    from hypic.compare import check_policy
+
+    body, mine = _body(path), EngineConfig.of(**flags).policy
+    policy = mine if body.get("hypic") is None else _policy(body["hypic"], flags)
+    check_policy(policy)
     prompt, options = _prompt(body, path)
     given = body.get("chat_template_kwargs")
     if given is not None and not isinstance(given, Mapping):
         raise InputError(f"chat_template_kwargs is {given!r:.60}; send an object with the template's variables.")
-    return prompt, {**options, **policy, "chat_template_kwargs": given}
+    check_template_inputs(options["tools"], given)
+    return prompt, {**options, "policy": policy, "chat_template_kwargs": given}
 
 
 def _template(given: Mapping[str, Any] | None, thinking: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypic.checkpoints import bundled
+from hypic.checkpoints import bundled, is_bundled
 from hypic_apps.cli.checkpoint import Description, describe
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.options import add_engine_options, engine_settings
@@ -31,7 +31,7 @@ def add_model_options(parser: argparse.ArgumentParser, *, policy: bool = True) -
     parser.add_argument(
         "--model",
         metavar="FOLDER",
-        help="checkpoint folder, or org/name of the Hugging Face Hub (default: the bundled model)",
+        help="checkpoint folder, or org/name of the Hugging Face Hub (default: hypic-tiny, the bundled model)",
     )
     add_engine_options(parser, policy=policy)
 
@@ -81,16 +81,16 @@ def loaded(
 
         llm = LLM(args.model, **{**(defaults or {}), **engine_settings(args)})
     with llm:
-        yield Loaded(llm, args.model or str(folder), args.model is None, example)
+        yield Loaded(llm, str(folder), is_bundled(args.model), example)
 
 
 def model_folder(model: str | None) -> Path:
     """The folder that was named, or the bundled one.
 
     Raises:
-        InputError: no model was named and none is bundled.
+        InputError: no other model was named and none is bundled.
     """
-    if model is not None:
+    if model is not None and not is_bundled(model):
         return Path(model)
     folder = bundled()
     if not folder.is_dir():

@@ -43,7 +43,7 @@ T = {"head": "scalar T", "diagonal": "diagonal T", "dense": "dense T"}
 def add(commands: Subparsers[Parser]) -> None:
     """Adds the command."""
     parser = add_command(commands, "models", "[FOLDER]", SUMMARY, EXAMPLES, DETAILS)
-    parser.add_argument("model", nargs="?", metavar="FOLDER", help="checkpoint folder")
+    parser.add_argument("model", nargs="?", metavar="FOLDER", help="checkpoint folder, or hypic-tiny: the bundled one")
     parser.add_argument("--corpus", nargs="+", metavar="PATH", help="texts, or folders of them, to count")
     parser.add_argument("--memory", metavar="SIZE", help="a budget for cached segments, such as 8GiB")
     parser.add_argument(

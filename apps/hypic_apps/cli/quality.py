@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hypic.checkpoints import is_bundled
 from hypic_apps.cli import findings
 from hypic_apps.cli.engine import device_of, model_folder
 from hypic_apps.cli.errors import InputError
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> findings.Found:
     from hypic_apps.eval.processes import answering
 
     model_folder(args.model)
-    system = args.system if args.system is not None else "" if args.model is None else SYSTEM
+    system = args.system if args.system is not None else "" if is_bundled(args.model) else SYSTEM
     if found is None:
         return _drift(args, arms, system)
     with ExitStack() as stack:

@@ -40,7 +40,7 @@ LONGEST_STOP_S = 30
 def add(commands: Subparsers[Parser]) -> None:
     """Adds the command."""
     parser = add_command(commands, "serve", "[MODEL]", SUMMARY, EXAMPLES, DETAILS)
-    known = "checkpoint folder, or org/name of the Hugging Face Hub (default: the bundled model)"
+    known = "checkpoint folder, or org/name of the Hugging Face Hub (default: hypic-tiny, the bundled model)"
     parser.add_argument("model", nargs="?", metavar="MODEL", help=known)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=port, default=8000, help="port; 0 takes a free one (default: 8000)")

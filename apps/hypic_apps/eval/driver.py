@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hypic.checkpoints import BUNDLED, bundled
+from hypic.checkpoints import BUNDLED, bundled, is_bundled
 from hypic.config import EngineConfig
 from hypic.engine import plan, weights
 from hypic.engine.engine import Engine
@@ -97,7 +97,7 @@ class Subject:
     def __init__(self, model: str | None, config: EngineConfig) -> None:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        folder = bundled() if model is None else weights.locate(model)
+        folder = bundled() if model is None or is_bundled(model) else weights.locate(model)
         self.name, self.folder = BUNDLED if model is None else _name(model), Path(folder)
         self.tokenizer = Tokenizer(folder)
         self.runner = Runner.load(folder, config)

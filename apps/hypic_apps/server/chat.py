@@ -76,7 +76,7 @@ class _Chat:
         sampling = body.chat_sampling(engine.max_context)
         messages = await asyncio.to_thread(reader.messages, body.messages)
         ask = Ask([messages], sampling, policy, tools or None, kwargs)
-        return cls(service, body, ask, reader, parser)
+        return cls(service, body, ask, reader, parser, [*body.notes])
 
     def whole(self, whole: Completion) -> dict[str, Any]:
         """The answer as one object."""

@@ -106,7 +106,7 @@ class _Batch:
 
     def _report(self, index: int, last: Completion) -> dict[str, Any]:
         reader = self.readers[index]
-        return report_of(last, (), reader.split, reader.scope.tenant)
+        return report_of(last, self.body.notes, reader.split, reader.scope.tenant)
 
     def _tokens(self, piece: Completion) -> dict[str, Any]:
         return tokens_of(piece) if self.body.options.return_tokens and piece.token_ids else {}

@@ -136,7 +136,7 @@ def _told(request: Request, error: HTTPException) -> str:
     if error.status_code == 405:
         # A path with a name in it stands under its pattern, and a page of FastAPI's own under nothing.
         allowed = (error.headers or {}).get("Allow", "another").split(", ")
-        methods = " or ".join(known.get(request.url.path, allowed)).upper()
+        methods = " or ".join(sorted(method.upper() for method in known.get(request.url.path, allowed)))
         return f"this address does not take that method; send {methods}."
     near = [f"/v1{request.url.path}", *get_close_matches(request.url.path, known, 1, LIKE)]
     meant = next((path for path in near if path in known), None)

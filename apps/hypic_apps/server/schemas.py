@@ -1,32 +1,24 @@
 """What clients may send: OpenAI's fields, the further ones that open servers share, and ours under ``hypic``.
 
-Fields that change what an answer must be and that are not supported are refused; unknown ones are taken for harmless.
-What a message looks like inside is for the engine to judge.
+What becomes of other fields is said in ``unsupported``. What a message looks like inside is for the engine to judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from hypic.types import MOST_LOGPROBS, Policy, SamplingParams
+from hypic_apps.server import unsupported
 from hypic_apps.server.errors import refused
 
 POLICY = tuple(f.name for f in fields(Policy))
 # Numbers that every kind of request has, under the names of ``SamplingParams``.
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _WITH_CONTENT = ("system", "developer", "user", "tool")
-_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
-_REFUSED = (
-    *("logit_bias", "functions", "function_call", "audio", "web_search_options", "suffix", "echo", "min_tokens"),
-    *("stop_token_ids", "bad_words", "allowed_token_ids", "prompt_logprobs", "use_beam_search", "structured_outputs"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
-)
-# Unsupported values of these are refused; the values listed change nothing.
-_ONLY: Mapping[str, tuple[Any, ...]] = {"n": (None, 1), "best_of": (None, 1), "modalities": (None, ["text"])}
 
 
 class SegmentIn(BaseModel):
@@ -82,9 +74,12 @@ class HypicOptions(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """``include_usage`` adds a last chunk with token counts."""
+    """``include_usage`` adds a last chunk with token counts; ``include_obfuscation`` changes nothing here."""
 
-    include_usage: bool = False
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = False
+    include_obfuscation: bool | None = None
 
 
 class AnyRequest(BaseModel):
@@ -120,24 +115,20 @@ class AnyRequest(BaseModel):
 
     @property
     def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What is told of fields that were taken and have no effect."""
+        return unsupported.notes(self.model_extra or {})
 
     def refuse_unsupported(self) -> None:
-        """Nothing that would change the answer is ignored.
+        """Nothing that would change the answer is ignored, and no name that is not known.
 
         Raises:
             ApiError: 400 that names the field.
         """
-        extra = self.model_extra or {}
-        for name in _REFUSED:
-            if extra.get(name) not in _OFF:
-                raise refused(f"{name} is not supported by this server; leave it out.", name, "unsupported_field")
-        for name, allowed in _ONLY.items():
-            if extra.get(name) not in allowed:
-                raise refused(
-                    f"{name} is {extra[name]!r:.80}; this server supports {allowed[-1]!r} only.",
-                    name, "unsupported_field",
-                )  # fmt: skip
+        unsupported.check(self.model_extra or {}, list(type(self).model_fields), list(HypicOptions.model_fields))
 
     def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """How tokens are chosen.

@@ -1,4 +1,7 @@
-"""``/v1/models``, ``/health``, ``/ready`` and ``/metrics``: what is served, whether it lives, what it has done."""
+"""``/v1/models``, ``/health``, ``/ready`` and ``/metrics``: what is served, whether it lives, what it has done.
+
+Probes may ask for ``/health`` and ``/ready`` by ``HEAD`` too: the status without a body.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 while the engine's thread lives."""
     service = service_of(request)
@@ -44,6 +48,7 @@ async def health(request: Request) -> Response:
 
 
 @router.get("/ready")
+@router.head("/ready", include_in_schema=False)
 async def ready(request: Request) -> Response:
     """200 while the model is loaded and another request would be taken."""
     if service_of(request).gate.is_full:

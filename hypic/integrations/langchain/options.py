@@ -47,7 +47,7 @@ class EngineOptions(BaseModel):
     """Which engine, which policy, how tokens are chosen. Making one loads nothing."""
 
     model: str | None = None
-    """Checkpoint folder or name; ``None`` is the bundled model. ``model_name`` is read and taken too."""
+    """Checkpoint folder or name; ``None`` or ``hypic-tiny`` is the bundled one. ``model_name`` is taken too."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Engine settings such as ``device`` or ``memory``, passed on to ``hypic.LLM``."""
     engine: Any = Field(default=None, exclude=True, repr=False)

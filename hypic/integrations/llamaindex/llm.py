@@ -39,8 +39,8 @@ class HypicLLM(EngineOptions):
     """A model whose prompt segments are computed once and reused at any place.
 
     Per call: any sampling field, ``policy`` or ``hypic={"reuse": "none"}`` for fields of it, ``namespace``,
-    ``split_flat``, ``chat_template_kwargs``, ``tools`` (OpenAI's dictionaries) and ``tool_choice``. A tool choice that
-    demands a call is checked when the answer is there; decoding itself is not constrained.
+    ``split_flat``, ``chat_template_kwargs``, ``tools`` (functions, or OpenAI's dictionaries) and ``tool_choice``. A
+    tool choice that demands a call is checked when the answer is there; decoding itself is not constrained.
 
     Raises (from every call):
         PromptError: a block is not text, a message cannot be read, or the prompt is too long (``PromptTooLong``).

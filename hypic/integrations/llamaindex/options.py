@@ -45,7 +45,9 @@ CALL_OPTIONS = (*SAMPLING, *_SHARED_OPTIONS, "hypic", "tools", "tool_choice")
 class EngineOptions(FunctionCallingLLM):
     """Which engine, which policy, how tokens are chosen."""
 
-    model: str | None = Field(default=None, description="Checkpoint folder or name; without it the bundled model.")
+    model: str | None = Field(
+        default=None, description="Checkpoint folder or name; without it, or as hypic-tiny, the bundled model."
+    )
     settings: dict[str, Any] = Field(default_factory=dict, description="Engine settings such as device or memory.")
     engine: Any = Field(
         default=None,
@@ -246,7 +248,7 @@ class EngineOptions(FunctionCallingLLM):
 @lru_cache(maxsize=64)
 def _folder_context(model: str | None) -> int | None:
     """The context length that a checkpoint's folder names, if ``model`` is one."""
-    folder = checkpoints.bundled() if model is None else Path(model).expanduser()
+    folder = checkpoints.bundled() if model is None or checkpoints.is_bundled(model) else Path(model).expanduser()
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -6,13 +6,14 @@ not constrained: a demanded call is asked for in the system text and checked whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
 
 from hypic import tool_calls
+from hypic.arguments import check_template_inputs
 from hypic.errors import ConfigError, HypicError
 from hypic.integrations._common import LIVE, Block
 from hypic.integrations.llamaindex.messages import blocks_of, marked_message
@@ -32,13 +33,15 @@ class Wanted:
     must_call: str | None = None
 
     @classmethod
-    def of(cls, tools: Sequence[Tool] | None, choice: object) -> Wanted:
-        """What a call's ``tools`` and ``tool_choice`` ask for; the latter is OpenAI's, or a tool's name.
+    def of(cls, tools: Sequence[Tool | Callable[..., Any]] | None, choice: object) -> Wanted:
+        """What a call's ``tools`` and ``tool_choice`` ask for. Tools are OpenAI's dictionaries, or functions, which
+        describe themselves; the choice is OpenAI's, or a tool's name.
 
         Raises:
-            ConfigError: there is no such tool.
+            ConfigError: a tool is none, or there is none of that name.
         """
-        offered = tuple(tools or ())
+        check_template_inputs(tools, None)
+        offered = tuple(tool_calls.described(tools or ()))
         if choice == "none":
             return cls()
         if choice in (None, False, "auto"):

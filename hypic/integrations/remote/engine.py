@@ -21,6 +21,7 @@ from hypic.integrations.remote.connection import Connection
 from hypic.integrations.remote.wire import Answer, entry_of, forgotten_of, policy_fields, report_of, request
 from hypic.kept import CachedEntry, Forgotten, check_labels, check_meant
 from hypic.registry import Registry
+from hypic.tool_calls import described
 from hypic.types import CacheReport, Completion, Policy, PromptLike, SamplingParams, Segment
 
 _SEGMENTS = "/hypic/segments"
@@ -238,7 +239,8 @@ class RemoteEngine:
         chat_template_kwargs: Mapping[str, Any] | None,
     ) -> tuple[str, dict[str, Any]]:
         check_template_inputs(tools, chat_template_kwargs)
-        path, body = request(prompt, sampling, policy, tools, chat_template_kwargs, self.namespace)
+        told = described(tools) if tools else None
+        path, body = request(prompt, sampling, policy, told, chat_template_kwargs, self.namespace)
         return path, body if self.model is None else {**body, "model": self.model}
 
 

@@ -147,6 +147,11 @@ def test_a_full_queue() -> None:
         until(lambda: engine.num_open == 3)
         full = client.post(CHAT, json=hello())
         assert client.get("/ready").status_code == 503 and client.get("/health").status_code == 200
+        asked = {path: client.head(path) for path in ("/ready", "/health")}
+        assert {path: (answer.status_code, answer.content) for path, answer in asked.items()} == {
+            "/ready": (503, b""),
+            "/health": (200, b""),
+        }
         batch = client.post("/v1/completions", json={"prompt": ["x"] * 4})
         engine.held = False
         for thread in threads:
@@ -161,6 +166,7 @@ def test_a_dead_engine() -> None:
     with serving(ServedScript(dead=WorkerLost("the engine's thread died."))) as client:
         for path in ("/health", "/ready"):
             assert client.get(path).status_code == 503 and "died" in client.get(path).text
+            assert client.head(path).status_code == 503
         assert client.get("/metrics").json()["error"]["code"] == "worker_lost"
 
 

@@ -188,6 +188,9 @@ def test_models(client: Any) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"extra_body": {"hypic": {"reuse": "all"}}}, "reuse"),
         ({"extra_body": {"hypic": {"bogus": 1}}}, "hypic.bogus"),
+        ({"extra_body": {"unheard_of": 1}}, "unheard_of"),
+        ({"extra_body": {"documents": [{"text": "x"}]}}, "documents"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
     ],
 )
@@ -244,8 +247,21 @@ def test_any_finite_temperature_from_zero_up_is_taken(client: Any) -> None:
 
 def test_harmless_fields_are_taken(client: Any) -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "service_tier": "auto", "store": False, "n": 1}
-    extra = {"safety_identifier": "x", "prompt_cache_retention": "24h", "reasoning_effort": "low", "unheard_of": 1}
-    assert ask(client, "Hello", **harmless, response_format={"type": "text"}, extra_body=extra).choices
+    extra = {"safety_identifier": "x", "prompt_cache_retention": "24h", "unheard_of": None, "length_penalty": 1}
+    answer = ask(client, "Hello", **harmless, response_format={"type": "text"}, extra_body=extra)
+    assert answer.choices and not any("passed over" in note for note in answer.hypic["notes"])
+
+
+def test_fields_without_effect_are_told_in_the_report(client: Any) -> None:
+    def told(answer: Any) -> list[str]:
+        return [note.split()[0] for note in answer.hypic["notes"] if "was passed over" in note]
+
+    told_of = {"reasoning_effort": "low", "verbosity": "high"}
+    assert told(ask(client, "Hello", extra_body=told_of)) == ["reasoning_effort", "verbosity"]
+    *_, last = (chunk for chunk in ask(client, "Hello", stream=True, reasoning_effort="low") if chunk.choices)
+    assert told(last) == ["reasoning_effort"]
+    text = client.completions.create(model="tiny-hybrid", prompt="The mill", max_tokens=1, extra_body=told_of)
+    assert told(text) == ["reasoning_effort", "verbosity"]
 
 
 def test_a_prompt_that_is_too_long(client: Any) -> None:

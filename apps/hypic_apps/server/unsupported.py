@@ -1,0 +1,80 @@
+"""Fields of OpenAI's protocol, and of open servers', that this server does not have: what becomes of each.
+
+None is passed over without a word. What would change the answer is refused, with the way out; what changes nothing, or
+has the value that it has here anyway, is taken; what only asks for more or less of the answer is taken and told in the
+report's ``notes``. A name that nobody knows is refused, as by OpenAI's own service, with the nearest that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from hypic_apps.server.errors import ApiError, refused
+
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+# Whom a request is for, how long it is kept, how soon it is served, what speeds it up: the answer is the same.
+_HARMLESS = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention"),
+    *("prompt_cache_options", "prediction", "priority", "request_id"),
+)
+_TOLD: Mapping[str, str] = {
+    "reasoning_effort": "chat_template_kwargs tell the model's template how to think",
+    "verbosity": "say in the prompt how long the answer should be",
+}
+# Other values of these are refused; those listed are what this server does, the last one being named.
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "n": (None, 1), "best_of": (None, 1), "modalities": (None, ["text"]), "length_penalty": (None, 1.0),
+    "skip_special_tokens": (None, True), "spaces_between_special_tokens": (None, True),
+    "include_stop_str_in_output": (None, False), "include_reasoning": (None, True),
+    "add_generation_prompt": (None, True), "continue_final_message": (None, False),
+}  # fmt: skip
+LONGEST = 80
+_LEAVE = "leave it out"
+_INSTEAD: Mapping[str, str] = {
+    "functions": "send tools",
+    "function_call": "send tool_choice",
+    "documents": "send them as content parts",
+    "chat_template": "serve a model that has it",
+    "cache_salt": "send prompt_cache_key, which keeps apart what is cached",
+    "return_token_ids": "send hypic.return_tokens",
+    "return_tokens_as_token_ids": "send hypic.return_tokens",
+}
+_REFUSED = (
+    *("logit_bias", "audio", "web_search_options", "moderation", "suffix", "echo", "min_tokens", "stop_token_ids"),
+    *("bad_words", "allowed_token_ids", "logits_processors", "prompt_logprobs", "use_beam_search"),
+    *("truncate_prompt_tokens", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "guided_decoding_backend", *_INSTEAD),
+)
+
+
+def check(extra: Mapping[str, Any], own: Sequence[str], ours: Sequence[str]) -> None:
+    """Refuses what cannot be kept. ``own`` are the fields that the request has, ``ours`` those under ``hypic``.
+
+    Raises:
+        ApiError: 400 that names the first such field.
+    """
+    for name, value in extra.items():
+        if name in _REFUSED and value not in _OFF:
+            way_out = _INSTEAD.get(name, _LEAVE)
+            raise refused(f"{name} is not supported by this server; {way_out}.", name, "unsupported_field")
+        if name in _ONLY and value not in _ONLY[name]:
+            only = f"this server supports {_ONLY[name][-1]!r} only"
+            raise refused(f"{name} is {value!r:.80}; {only}.", name, "unsupported_field")
+        if value is not None and name not in (*_REFUSED, *_ONLY, *_HARMLESS, *_TOLD):
+            raise _unknown(name, own, ours)
+
+
+def notes(extra: Mapping[str, Any]) -> Sequence[str]:
+    """What is said in the report of fields that were taken and have no effect."""
+    given = [name for name in _TOLD if extra.get(name) is not None]
+    return [f"{name} was passed over, as this server has no such setting; {_TOLD[name]}" for name in given]
+
+
+def _unknown(name: str, own: Sequence[str], ours: Sequence[str]) -> ApiError:
+    shown = name[:LONGEST]
+    known = {field: f"hypic.{field}" for field in ours} | {field: field for field in (*_HARMLESS, *own)}
+    close = get_close_matches(shown, known, 1)
+    way_out = f"did you mean {known[close[0]]}?" if close else f"{_LEAVE}."
+    return refused(f"{shown} is not known to this server; {way_out}", shown, "unknown_field")
