@@ -11,7 +11,6 @@ from functools import partial
 from itertools import islice
 
 from hypic.engine.admission import Admission
-from hypic.engine.plan import Mark
 from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
@@ -201,10 +200,7 @@ class Scheduler:
         def is_ready(entry: CachedSegment) -> bool:
             return entry.key in finishing or not self.admission.jobs.has(entry.key)
 
-        def snapshot_slot(mark: Mark) -> int | None:
-            return self.snapshots.take(work, request, mark)
-
-        chain, reached = request.prefill_chain(budget, is_ready, snapshot_slot)
+        chain, reached = request.prefill_chain(budget, is_ready, partial(self.snapshots.take, work, request))
         if chain is None:
             return 0
         work.requests.append(RequestRun(request, chain, reached))
