@@ -286,6 +286,8 @@ class Admission:
         self.store.pin(job.entry)
         if isinstance(job, Load):
             request.tiers.setdefault(job.entry.key, job.pending.tier.name)
+        elif job.away and request.stays and self.jobs.away is not None:
+            self.jobs.away.keep(job)
         return job.entry
 
     def _reason(self, request: Request, span: Interior, base: CachedSegment | None, given: str) -> str:

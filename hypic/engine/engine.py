@@ -117,8 +117,9 @@ class Engine:
             self.scheduler.look_ahead()
         work = self.scheduler.schedule() if ahead is None else ahead.work
         done = self._failures() + self._warmed()
-        is_loading = self.scheduler.is_loading
-        self.is_stalled = work is None and not done and not is_loading and self.scheduler.is_waiting_for_others
+        jobs = self.admission.jobs
+        is_loading = bool(jobs.loading)
+        self.is_stalled = work is None and not done and not is_loading and jobs.are_coming
         if work is None:
             if not done and is_loading:
                 self.tiers.wait(LOADING_S)
@@ -248,7 +249,8 @@ class Engine:
 
     def _warmed(self) -> list[Emission]:
         """Requests that wanted their segments encoded and nothing else."""
-        ready = [a for a in self._answers.values() if a.task.warm and self._is_warm(a.request)]
+        is_there = self.admission.jobs.has_all_of
+        ready = [answer for answer in self._answers.values() if answer.task.warm and is_there(answer.request)]
         emitted = []
         for answer in ready:
             report = self._report(answer)
@@ -256,10 +258,6 @@ class Engine:
             self.scheduler.remove(answer.request)
             emitted.append(Emission(answer.request.id, Completion(finish_reason="stop", report=report), is_last=True))
         return emitted
-
-    def _is_warm(self, request: Request) -> bool:
-        held = request.held
-        return held is not None and not held.wanted and not any(self.admission.jobs.has(key) for key in held.entries)
 
     def _failures(self) -> list[Emission]:
         failures, self.scheduler.failures = self.scheduler.failures, []

@@ -33,6 +33,10 @@ class Away(Protocol):
     def withdraw(self, job: Encode) -> None:
         """Nobody needs an encode any more that is done elsewhere."""
 
+    def keep(self, job: Encode) -> None:
+        """An encode that is done elsewhere is asked for here by another worker: ``away`` is 0 if it is done here now,
+        so that no two workers wait for each other."""
+
     def rebalance(self) -> None:
         """Between two steps: what was not begun may change hands, if plans were wrong."""
 
@@ -56,6 +60,21 @@ class Jobs:
     def has(self, key: bytes) -> bool:
         """Whether the entry of ``key`` is not there yet, but will be."""
         return key in self.encoding or key in self.loading
+
+    @property
+    def are_coming(self) -> bool:
+        """Whether entries are on their way, from a tier below or from other workers, which encode them."""
+        return bool(self.loading) or any(job.away for job in self.encoding.values())
+
+    def has_all_of(self, request: Request) -> bool:
+        """Whether all entries that a running request needs are there."""
+        held = request.held
+        return held is not None and not held.wanted and not any(self.has(key) for key in held.entries)
+
+    def num_left(self, is_asked: bool) -> int:
+        """Tokens that are yet to be encoded here, for other workers or else for this one alone."""
+        here = [job for job in self.encoding.values() if not job.away and job.is_asked is is_asked]
+        return sum([job.num_left for job in here])
 
     def need(self, span: Interior, base: CachedSegment | None = None, is_load: bool = False) -> Need:
         """Pages and slots of a job."""

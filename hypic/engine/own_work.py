@@ -38,10 +38,10 @@ class OwnWork:
         return [job for job in self.encoding.values() if not job.away]
 
     def later(self) -> list[Encode]:
-        """What the next step does not hold, of requests that are answered here: others' segments are not passed on."""
+        """What the next step does not hold; what others ask for is not passed on, whoever else waits for it."""
         here = self.here()
         first = num_begun([job.num_left for job in here], self.pace.cost.batch_tokens)
-        return [job for job in here[first:] if any(not request.stays for request in job.waiters.values())]
+        return [job for job in here[first:] if not job.is_asked]
 
 
 def job_of(number: int, job: Encode, view: View, ranks: Sequence[int]) -> Job:

@@ -93,7 +93,7 @@ class Peers:
             if job is None:
                 continue
             job.away = 0
-            if pending.attempt + 1 < MOST_ATTEMPTS:
+            if pending.attempt + 1 < MOST_ATTEMPTS and not job.is_asked:
                 self.placing.place([job], pending.attempt + 1)
 
     # -- on any thread -----------------------------------------------------------------------------------------------

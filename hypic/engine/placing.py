@@ -51,6 +51,13 @@ class Placing:
     def withdraw(self, job: Encode) -> None:
         self._asking.take_back(job.away)
 
+    def keep(self, job: Encode) -> None:
+        """Workers that ask each other for one segment would wait for ever: where others ask for what is awaited of a
+        higher rank, it is made after all. Of any that stand in a ring one does."""
+        rank = self._asking.wants.rank_of(job.away)
+        if rank is not None and rank > self._own.me.rank and self._asking.take_back(job.away):
+            job.away, self._asking.counts.taken_back = 0, self._asking.counts.taken_back + 1
+
     def rebalance(self) -> None:
         """Between two steps: take back what a peer has not begun, if there is nothing else to do here; plan again what
         waits here, if a peer has nothing to do."""

@@ -212,17 +212,9 @@ class Request:
         return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
 
     def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:
-        policy = self.plan.policy
-        return Chain(
-            links,
-            context,
-            self.initial_slot,
-            self._held().state_slot,
-            wants_logits,
-            self._key_positions(),
-            policy.compose,
-            self._held().table_row,
-        )
+        held, compose, positions = self._held(), self.plan.policy.compose, self._key_positions()
+        slots = (self.initial_slot, held.state_slot)
+        return Chain(links, context, *slots, wants_logits, positions, compose, held.table_row)
 
     def _key_positions(self) -> Slots | None:
         """Local positions for cached keys, in the ablation that does not rotate them to where they stand."""
@@ -272,6 +264,11 @@ class Encode:
     @property
     def num_left(self) -> int:
         return len(self.entry.ids) - self.done
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether another worker waits for it too: then it is made here, and nobody else is asked for it."""
+        return any(request.stays for request in self.waiters.values())
 
     def chain(self, budget: int) -> tuple[Chain, int]:
         """Rows of at most ``budget`` tokens from ``done`` on, and the position they reach."""

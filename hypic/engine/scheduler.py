@@ -51,18 +51,14 @@ class Scheduler:
     @property
     def next_up(self) -> Request | None:
         """The first that may begin. What only warms has no state and need not wait for one; it may as long as a step
-        has room for it, so that it comes in few steps and does not take all memory at once."""
+        has room for it, so that it comes in few steps and does not take all memory at once: one for what others ask
+        for, and one for the rest, since neither queue may hold up the other."""
         return next((one for one in self.waiting.heads if not self._is_early(one)), None)
 
     def _is_early(self, request: Request) -> bool:
         if not request.only_warms:
             return self.is_full
-        return sum([job.num_left for job in self.admission.encoding.values() if not job.away]) >= self.limit.tokens
-
-    @property
-    def is_waiting_for_others(self) -> bool:
-        """Whether segments are being encoded by other workers."""
-        return any(job.away for job in self.admission.encoding.values())
+        return self.admission.jobs.num_left(request.stays) >= self.limit.tokens
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -108,11 +104,6 @@ class Scheduler:
         self._unblock()
         return None
 
-    @property
-    def is_loading(self) -> bool:
-        """Whether entries are on their way from a tier below."""
-        return bool(self.admission.jobs.loading)
-
     def _take_in(self) -> None:
         """Entries that have been loaded; who waits for one that did not come starts again, and encodes it."""
         for request in self.admission.jobs.arrive():
@@ -121,7 +112,7 @@ class Scheduler:
     def _unblock(self) -> None:
         """Nothing can run and nothing is on its way: requests hold what others need, so the youngest starts again."""
         blocked = [request for request in self.running.values() if not request.only_warms]
-        if not blocked or self.is_loading or self.is_waiting_for_others:
+        if not blocked or self.admission.jobs.are_coming:
             return
         if len(self.running) > 1:
             self.preempt(blocked[-1])
@@ -131,7 +122,7 @@ class Scheduler:
     def look_ahead(self) -> None:
         """What who waits will need begins to be read; that there was no room for the first one is no longer news."""
         self.was_refused = False
-        for request in islice(self.waiting, PREFETCHED):
+        for request in islice(self.waiting.own, PREFETCHED):
             self.admission.lookup.prefetch(request)
 
     def _admit(self) -> None:
@@ -147,16 +138,17 @@ class Scheduler:
                 self._fail(first, StoreFull(TOO_SMALL))
 
     def _fill(self, work: Work, together: list[Request]) -> None:
-        """Decode first: it may preempt, and what it preempts is in no other part of the step yet."""
+        """Decode first: it may preempt, and what it preempts is in no other part of the step yet. Who waits for no
+        segment any more has half of the rest, at least: others' segments may come without end."""
         for request in together:
             if request.is_decoding and request.id in self.running:
                 self._decode(work, request)
         budget = max(MIN_PREFILL_TOKENS, self.limit.tokens - len(work.requests))
         jobs = [job for job in self.admission.encoding.values() if not job.is_alone and not job.away]
+        first = max(budget - sum([job.num_left for job in jobs]), -(-budget // 2))
+        budget -= self._prefill_all(work, [one for one in together if self.admission.jobs.has_all_of(one)], first)
         budget = self._encode(work, budget, jobs)
-        for request in together:
-            if budget > 0 and not request.is_decoding and request.id in self.running:
-                budget -= self._prefill(work, request, budget)
+        self._prefill_all(work, together, budget)
 
     def _fill_alone(self, work: Work, alone: list[Request]) -> None:
         """A deterministic request shares no batch, and its segments are encoded one at a time."""
@@ -186,6 +178,14 @@ class Scheduler:
             work.encodes.append(EncodeRun(job, chain, reached))
         self.pool.finish([entry.transition_slot for entry in work.finished if entry.transition_slot is not None])
         return budget
+
+    def _prefill_all(self, work: Work, requests: Iterable[Request], budget: int) -> int:
+        """Tokens of all that are not in the step yet, ``budget`` at most."""
+        left = budget
+        for request in requests:
+            if left > 0 and not request.is_decoding and request.id in self.running and not work.has(request):
+                left -= self._prefill(work, request, left)
+        return budget - left
 
     def _prefill(self, work: Work, request: Request, budget: int) -> int:
         """Tokens of the request's rows that this step runs; none if it only wants its segments encoded.

@@ -22,6 +22,11 @@ class Waiting:
         return chain(self._asked, self._own)
 
     @property
+    def own(self) -> Iterator[Request]:
+        """Those that nobody else asked for."""
+        return iter(self._own)
+
+    @property
     def heads(self) -> list[Request]:
         """The first of either queue."""
         return [queue[0] for queue in (self._asked, self._own) if queue]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from hypic.engine.plan import Piece
 from hypic.engine.task import Task
 from hypic.types import SamplingParams
@@ -130,3 +132,41 @@ def test_a_warmed_segment_holds_no_state(bench: Make) -> None:
     assert job.entry.state_slot and job.state_slot
     engine.run()
     engine.assert_back_to_start()
+
+
+def test_an_answer_does_not_wait_for_all_that_is_warmed(bench: Make) -> None:
+    """Steps are full of what is warmed, and rows have their part of each."""
+    for stays in (False, True):
+        engine = bench("qwen", max_step_tokens=80)
+        asked(engine, range(3))
+        answer = engine.add([live(60, 1)], max_tokens=2)
+        asked(engine, range(10, 60), stays=stays)
+        while not answer.pieces:
+            engine.step()
+        assert engine.num_steps <= 3 and engine.num_segments < 20
+        engine.run()
+        engine.assert_back_to_start()
+
+
+def test_neither_queue_holds_up_the_other(bench: Make) -> None:
+    """What is warmed for later waits for a step that has room; not for one without segments that others ask for."""
+    engine = bench("qwen", max_step_tokens=80)
+    others = asked(engine, range(40), stays=True)
+    later = asked(engine, range(50, 53))
+    answer = engine.add([live(9, 1)], max_tokens=1)
+    for _ in range(4):
+        engine.step()
+    assert answer.is_over and all(one.is_over for one in later) and not all(one.is_over for one in others)
+    engine.run()
+    engine.assert_back_to_start()
+
+
+def test_what_others_ask_for_keeps_nothing_from_being_read(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of who waits, the first few are looked ahead for; those that only warm need nothing."""
+    engine, read = bench("qwen", max_running=1, max_step_tokens=16), list[str]()
+    monkeypatch.setattr(type(engine.engine.admission.lookup), "prefetch", lambda self, request: read.append(request.id))
+    asked(engine, range(8), stays=True)
+    answers = [engine.add([live(9, number)], max_tokens=2) for number in range(2)]
+    engine.step()
+    assert read == [engine.id_of(answer) for answer in answers]
+    engine.run()

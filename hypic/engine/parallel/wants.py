@@ -82,6 +82,12 @@ class Wants:
             pending = self._pending.get(nonce)
         return pending if pending is not None and pending.peer == peer else None
 
+    def rank_of(self, nonce: int) -> int | None:
+        """Who was asked, if it is still wanted."""
+        with self._lock:
+            pending = self._pending.get(nonce)
+        return None if pending is None else pending.peer[0]
+
     def take(self, nonce: int) -> Pending | None:
         """Out of the table; ``None`` if it was taken before."""
         with self._lock:
