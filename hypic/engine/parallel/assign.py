@@ -1,6 +1,6 @@
 """Who encodes which cold segment, and whose copy is fetched: pure, in seconds, from what is known right now.
 
-Longest processing time first: jobs in order of falling cost, each to the worker from which its entry arrives first,
+Longest processing time first: jobs in order of falling length, each to the worker from which its entry arrives first,
 counting the work that is queued there, what this plan has given it already and the steps that takes, the way of the
 entry to the combiner and the trouble that both have with it, and whether the worker holds the entry. An entry that
 takes the combiner longer to receive than to make is made there, and a plan that is not clearly sooner done than if the
@@ -184,7 +184,6 @@ def longest_first(jobs: Sequence[Job], members: Sequence[Member], combiner: int)
 def _greedy(jobs: Sequence[Job], tracks: Sequence[_Track], only_send: frozenset[int]) -> tuple[list[Placed], float]:
     """Longest first, and when all is done; those that ``only_send`` encode nothing, but for the combiner."""
     own = tracks[0]
-    reference = own.member.encode
 
     def there_s(track: _Track, job: Job) -> tuple[float, float]:
         """When it is there, and the combiner is done with it; then when it came."""
@@ -196,7 +195,7 @@ def _greedy(jobs: Sequence[Job], tracks: Sequence[_Track], only_send: frozenset[
         return max(arrival_s, own.busy_s() + own.member.receive_s), arrival_s
 
     placed = []
-    for job in sorted(jobs, key=lambda job: (-reference.seconds(job.num_tokens), job.number)):
+    for job in sorted(jobs, key=lambda job: (-job.num_tokens, job.number)):
         best = min(tracks, key=lambda track: there_s(track, job))
         placed.append(best.take(job))
         if not best.is_combiner:

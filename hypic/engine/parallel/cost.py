@@ -158,10 +158,11 @@ class Lately:
 
 def _floor_s(num_tokens: Any, seconds: Any) -> float:
     """What the steps take that take the same, though one has far more tokens than another; 0 if there are none, or too
-    few others to tell what tokens take."""
+    few that clearly take more to tell what tokens take."""
     flat = seconds <= FLAT * seconds.min()
     is_flat = num_tokens[flat].max() >= FLAT_TOKENS * num_tokens[flat].min()
-    return float(np.median(seconds[flat])) if is_flat and (~flat).sum() > 1 else 0.0
+    floor_s = float(np.median(seconds[flat]))
+    return floor_s if is_flat and (seconds > FLAT * floor_s).sum() > 1 else 0.0
 
 
 def _agreed(ratios: Iterable[float]) -> tuple[float, float]:

@@ -85,6 +85,23 @@ def test_a_plan_halves_what_the_device_does_and_not_the_launches() -> None:
     assert max(shares) < 1.1 * min(shares)
 
 
+@pytest.mark.parametrize("last", [(1.3, 1.45), (1.45, 2.9)], ids=["none", "one"])
+def test_where_few_steps_take_more_than_launches_tokens_still_cost_something(last: tuple[float, float]) -> None:
+    """Noise spreads what is launched; what lies just above it is too little to fit."""
+    measured = [(64, 1.0), (256, 1.2), (1024, 1.22), (2048, 1.24), *zip((4096, 8192), last, strict=True)]
+    found = EncodeCost.fit(measured)
+    assert found.floor_s == 0.0 and found.marginal_s(8192) > 0.1
+
+
+def test_the_longest_come_first_though_all_are_below_the_floor() -> None:
+    cost = EncodeCost(0.0, 1.4e-5, floor_s=0.075, batch_tokens=16384)
+    tokens = [*[256] * 16, *[2048] * 3]
+    wanted = [Job(number, count, 1000) for number, count in enumerate(tokens)]
+    placed = longest_first(wanted, [Member(0, cost, NO_LINK), Member(1, cost, LINK)], 0)
+    assert [place.job.num_tokens for place in placed[:3]] == [2048] * 3
+    assert makespan_s(placed) < 0.08  # 0.086 in the order in which they stand
+
+
 def test_a_cost_is_said_and_understood() -> None:
     assert from_json(to_json(ENCODE)) == ENCODE
     broken: list[dict[str, Any]] = [{}, {**to_json(ENCODE), "scale": "x"}, {**to_json(ENCODE), "token_s": -1.0}]
