@@ -108,7 +108,7 @@ class Engine:
             self.scheduler.remove(answer.request)
 
     def step(self) -> list[Emission]:
-        """One forward for all that can run. ``is_stalled`` says that nothing can before other workers have answered."""
+        """One forward for all that can run. ``is_stalled`` says that nothing can before something has come."""
         self.expire()
         if self.heads and not self.scheduler.has_work:
             self._begin_head(self.heads.popleft())
@@ -119,7 +119,7 @@ class Engine:
         done = self._failures() + self._warmed()
         jobs = self.admission.jobs
         is_loading = bool(jobs.loading)
-        self.is_stalled = work is None and not done and not is_loading and jobs.are_coming
+        self.is_stalled = work is None and not done and not is_loading and jobs.is_waiting
         if work is None:
             if not done and is_loading:
                 self.tiers.wait(LOADING_S)

@@ -62,9 +62,10 @@ class Jobs:
         return key in self.encoding or key in self.loading
 
     @property
-    def are_coming(self) -> bool:
-        """Whether entries are on their way, from a tier below or from other workers, which encode them."""
-        return bool(self.loading) or any(job.away for job in self.encoding.values())
+    def is_waiting(self) -> bool:
+        """Whether things change without a step here: entries come from a tier below or from other workers, which encode
+        them, or go there, which gives back what they hold."""
+        return bool(self.loading or self.store.num_lent) or any(job.away for job in self.encoding.values())
 
     def has_all_of(self, request: Request) -> bool:
         """Whether all entries that a running request needs are there."""

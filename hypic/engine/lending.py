@@ -109,7 +109,7 @@ class Lending:
         """With this entry, and at once with all others that are there before the next step."""
         engine.admission.expiry.end(entry, asked.want.expires_s)
         engine.tiers.renamed(entry)
-        engine.store.pin(entry)
+        engine.store.lend(entry)
         nonce, key = asked.want.nonce, asked.want.key
         message = Entry(nonce, self._generation, key, entry.num_cached, seconds, was_held, entry.expires_s)
         self._made.append((asked.reply, message, entry))
@@ -143,7 +143,7 @@ class Lent:
 
     def end(self) -> None:
         if self._has_ended.acquire(blocking=False):
-            self._loop.post(lambda engine: engine.store.unpin(self._entry, is_use=False))
+            self._loop.post(lambda engine: engine.store.take_back(self._entry))
 
 
 def _segment(want: Want) -> Segment:

@@ -74,7 +74,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="hypic-engine", daemon=True)
         self._is_prepared = threading.Event()
         self._thread.start()
-        self._is_prepared.wait()
+        self._wait_prepared()
 
     @property
     def engine(self) -> Engine:
@@ -160,6 +160,13 @@ class EngineLoop:
         finally:
             if self.compiled is not None:
                 self.compiled.end()
+
+    def _wait_prepared(self) -> None:
+        try:
+            self._is_prepared.wait()
+        except BaseException:  # Ctrl-C: nobody will have this loop, to close it
+            self.close()
+            raise
 
     def _prepare(self) -> None:
         try:

@@ -112,7 +112,7 @@ class Scheduler:
     def _unblock(self) -> None:
         """Nothing can run and nothing is on its way: requests hold what others need, so the youngest starts again."""
         blocked = [request for request in self.running.values() if not request.only_warms]
-        if not blocked or self.admission.jobs.are_coming:
+        if not blocked or self.admission.jobs.is_waiting:
             return
         if len(self.running) > 1:
             self.preempt(blocked[-1])
@@ -135,6 +135,8 @@ class Scheduler:
                 self.was_refused = True
                 return
             elif self.store.clear() == 0:
+                if self.store.num_lent:
+                    return
                 self._fail(first, StoreFull(TOO_SMALL))
 
     def _fill(self, work: Work, together: list[Request]) -> None:
@@ -222,7 +224,7 @@ class Scheduler:
             return True
         while not self.store.make_room(Need(pages=1)):
             others = [r for r in self.running.values() if r is not request and not work.has(r)]
-            if not others and not work.requests:
+            if not others and not work.requests and not self.store.num_lent:
                 self._fail(request, StoreFull(NO_PAGE))
             if not others:
                 return False

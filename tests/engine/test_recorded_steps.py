@@ -4,7 +4,9 @@ one read of the device, one buffer sent, nothing that grows with what is cached.
 from __future__ import annotations
 
 import queue
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -339,6 +341,29 @@ def test_a_thread_that_cannot_be_prepared_is_told(
     with pytest.raises(WorkerLost, match="nothing can run there any more"):
         loop.call(lambda engine: None)
     loop.close()
+
+
+def test_a_loop_that_is_broken_off_while_it_prepares_leaves_no_thread(
+    load: Callable[[str, str], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupts(heads: Sequence[Heads], most: int) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        time.sleep(0.2)  # the other thread has come to wait by then
+        signal.pthread_kill(main, signal.SIGINT)
+        is_broken_off.wait(10)
+
+    engine, is_broken_off = Engine(load("qwen", "on"), Vocabulary(str), 8, 300, None), threading.Event()
+    monkeypatch.setattr(running, "plan_rows", interrupts)
+    before, close, handler = set(threading.enumerate()), EngineLoop.close, signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(EngineLoop, "close", lambda self: (is_broken_off.set(), close(self)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in a shell's background ignore
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            EngineLoop(engine)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert set(threading.enumerate()) <= before
 
 
 def test_what_is_no_request_waits_for_the_end_of_a_step(

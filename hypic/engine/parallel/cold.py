@@ -56,7 +56,7 @@ class _Worker:
 
 
 def _parcels(jobs: Sequence[Job]) -> list[list[Job]]:
-    """What of a step travels together (``sending.py``)."""
+    """What of a step travels together (``sending.py``), between devices that are not large."""
     found = list[list[Job]]()
     for job in jobs:
         if found and sum(one.num_bytes for one in found[-1]) + job.num_bytes <= PARCEL_BYTES:

@@ -3,7 +3,8 @@
 A discrete-event model of what the workers do: each has one queue of work, first come first served; a request's cold
 segments are placed by the very planner that places real ones, with knowledge of queues and holders that is as stale as
 heartbeats make it; entries travel over links of the measured cost; the combiner then runs its rows. Workers may fail:
-what they were doing is encoded again by the combiner, after the deadline. No model runs, no answer is made.
+what they were doing is encoded again by the combiner, after the deadline. Steps are taken to be full: what each costs
+whatever it holds is planned with, and not played. No model runs, no answer is made.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class StoreStats:
 class DeviceStore:
     """Entries by key; ``budget_bytes`` caps what unpinned entries may hold (``None``: the whole pool).
 
-    ``leaving`` is told of every entry that is evicted, while it still holds what it held.
+    ``leaving`` is told of every entry that is evicted, while it still holds what it held. ``num_lent`` pins are other
+    workers', and end without a step here: who finds no memory meanwhile has only to wait.
     """
 
     def __init__(self, pool: Pool, budget_bytes: int | None) -> None:
@@ -42,7 +43,7 @@ class DeviceStore:
         self._idle: dict[bytes, CachedSegment] = {}
         self._pinned: dict[bytes, CachedSegment] = {}
         self._rankings = {short: Ranking() for short in ("bytes", "pages", "states", "transitions")}
-        self._idle_bytes = self._idle_pages = 0
+        self._idle_bytes = self._idle_pages = self.num_lent = 0
         self._counts = dict.fromkeys(("hits", "misses", "stored", "evictions"), 0)
 
     def __contains__(self, key: bytes) -> bool:
@@ -94,6 +95,16 @@ class DeviceStore:
             self.release(entry)
         elif entry.pins == 0 and self._pinned.pop(entry.key, None) is not None:
             self._rest(entry)
+
+    def lend(self, entry: CachedSegment) -> None:
+        """Pin an entry until another worker has it."""
+        self.pin(entry)
+        self.num_lent += 1
+
+    def take_back(self, entry: CachedSegment) -> None:
+        """One that was lent was sent; that was no use."""
+        self.num_lent -= 1
+        self.unpin(entry, is_use=False)
 
     def make_room(self, need: Need) -> bool:
         """Evict, least value first, until the pool can meet ``need``; whether it can. Evicts nothing for what it

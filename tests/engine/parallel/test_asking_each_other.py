@@ -106,3 +106,35 @@ def test_what_others_ask_for_is_not_passed_on_whoever_else_waits(bench: Make) ->
     assert len(asked) == 1 and len(asked[0].waiters) == 2
     assert set(map(id, work.later())) == set(map(id, here[2:])) - set(map(id, asked)) != set()
     engine.run()
+
+
+@pytest.mark.parametrize("is_lent", [True, False])
+def test_who_finds_no_memory_waits_for_what_is_lent(bench: Make, is_lent: bool) -> None:
+    """What other workers are being sent holds memory for a while; what is pinned for good is the control."""
+    engine = bench("qwen", sizes=(24, 12, 6))
+    engine.ask([seg(160, 1), live(5, 2)], max_tokens=1)
+    entry = next(entry for entry in engine.store if not entry.is_snapshot)
+    (engine.store.lend if is_lent else engine.store.pin)(entry)
+    answer = engine.add([live(250, 3)], max_tokens=2)
+    for _ in range(3):
+        engine.step()
+    assert (answer.error is None) is is_lent is engine.engine.is_stalled and not answer.pieces
+    (engine.store.take_back if is_lent else engine.store.unpin)(entry)
+    engine.run()
+    assert len(answer.ids) == (2 if is_lent else 0)
+    engine.assert_back_to_start()
+
+
+def test_an_answer_that_grows_waits_for_what_is_lent(bench: Make) -> None:
+    engine = bench("qwen", sizes=(24, 12, 6))
+    engine.ask([seg(160, 1), live(5, 2)], max_tokens=1)
+    entry = next(entry for entry in engine.store if not entry.is_snapshot)
+    engine.store.lend(entry)
+    answer = engine.add([live(160, 3)], max_tokens=100)
+    for _ in range(90):
+        engine.step()
+    assert answer.error is None and engine.engine.is_stalled and 0 < len(answer.ids) < 80
+    engine.store.take_back(entry)
+    engine.run()
+    assert answer.error is None and len(answer.ids) == 100
+    engine.assert_back_to_start()
