@@ -147,8 +147,9 @@ class Scheduler:
                 self._decode(work, request)
         budget = max(MIN_PREFILL_TOKENS, self.limit.tokens - len(work.requests))
         jobs = [job for job in self.admission.encoding.values() if not job.is_alone and not job.away]
-        first = max(budget - sum([job.num_left for job in jobs]), -(-budget // 2))
-        budget -= self._prefill_all(work, [one for one in together if self.admission.jobs.has_all_of(one)], first)
+        if sum([job.num_left for job in jobs]) > budget // 2:
+            ready = [request for request in together if self.admission.jobs.has_all_of(request)]
+            budget -= self._prefill_all(work, ready, budget - budget // 2)
         budget = self._encode(work, budget, jobs)
         self._prefill_all(work, together, budget)
 
