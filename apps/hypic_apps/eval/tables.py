@@ -135,6 +135,24 @@ def closer(records: Sequence[Record]) -> list[str]:
     return lines
 
 
+def models(records: Sequence[Record]) -> list[str]:
+    """Sets by models: full recompute and the default policy in per cent, the gap between them in points and the KL."""
+    names, parts = _names(records, "model"), ("full", "default", "gap, points", "KL")
+    found = {name: by_key([r for r in records if r.model == name]) for name in names}
+    lines = _head("set", [f"{name}: {part}" for name in names for part in parts])
+    for one in _names(records, "set"):
+        lines.append(f"| {one} | {' | '.join(cell for name in names for cell in _default(found[name], one))} |")
+    return lines
+
+
+def _default(found: Mapping[Key, Record], name: str) -> list[str]:
+    """What one model's default policy gives on one set, beside full recompute."""
+    full, default, kl = (
+        found.get((name, *key)) for key in ((FULL, primary(name)), (MAIN, primary(name)), (MAIN, "kl"))
+    )
+    return [_share(full), _share(default), _points(apart(default)), _small(None if kl is None else kl.value)]
+
+
 def goals(records: Sequence[Record]) -> list[str]:
     """The default policy against its goals: half a point in the mean over ``MEANT`` with at most 1.2 by the interval,
     two points on each; elsewhere the gap, and the arm that closes most of it for its tokens."""

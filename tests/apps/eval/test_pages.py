@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +103,16 @@ def test_every_table_can_be_made(tmp_path: Path) -> None:
     for name in pages.TABLES:
         text = pages.filled(f"<!-- hypic eval: {name} found.json -->\n<!-- end -->", tmp_path)
         assert name == "others" or text.count("\n|") >= 2, name
+
+
+def test_two_models_stand_side_by_side_on_every_set() -> None:
+    kl = Record("tiny", "S5", "transition", "kl", 0.25, 100)
+    tuned = [replace(r, model="tuned") for r in RECORDS if r.set == "S5" and r.arm == "full"]
+    head, _, *rows = tables.models([*RECORDS, kl, *tuned])
+    assert head.startswith("| set | tiny: full | tiny: default | tiny: gap, points | tiny: KL | tuned: full |")
+    assert rows[0] == "| S1 | 90.0 (80-100) | 89.8 (80-100) | -0.2 (-1.2 to +0.8) |  |  |  |  |  |"
+    assert rows[2] == "| S5 | 90.0 (80-100) | 70.0 (60-80) | -20.0 (-21.0 to -19.0) | 0.25 | 90.0 (80-100) |  |  |  |"
+    assert [row.split(" | ")[0] for row in rows] == ["| S1", "| S8", "| S5"]
 
 
 def test_goals_are_met_or_not() -> None:
