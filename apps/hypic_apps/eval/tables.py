@@ -17,6 +17,11 @@ MEANT = ("S1", "S3", "S6", "S7", "S8")
 # Of the default policy, in shares: the mean gap, the end of its interval, and the gap on one set.
 MEAN_GOAL, MEAN_GOAL_LOW, WORST_GOAL = 0.005, 0.012, 0.02
 TOO_FEW = "by its value; too few items to say"
+# Of full recompute, by set and metric, in shares: what the bundled model was to answer.
+ANSWERED = (
+    ("S1", "exact_match", 0.95), ("S2-think", "exact_match", 0.80), ("S3", "rouge_l", 0.90),
+    ("S6", "refusal_precision", 0.85), ("S6", "refusal_recall", 0.85),
+)  # fmt: skip
 # Arms that no one would run: ways of composing that are wrong on purpose, and controls.
 ABLATIONS = ("addition", "last", "no-rotation", "no-passages", "gold-removed")
 SHORT = {"exact_match": "exact match", "rouge_l": "ROUGE-L", "tool": "right tool"}
@@ -151,6 +156,16 @@ def _default(found: Mapping[Key, Record], name: str) -> list[str]:
         found.get((name, *key)) for key in ((FULL, primary(name)), (MAIN, primary(name)), (MAIN, "kl"))
     )
     return [_share(full), _share(default), _points(apart(default)), _small(None if kl is None else kl.value)]
+
+
+def answers(records: Sequence[Record]) -> list[str]:
+    """The model itself, by full recompute, against what it was to answer."""
+    found, lines = by_key(records), _head("goal of full recompute", ["measured", "met"])
+    for name, metric, least in ANSWERED:
+        if (record := found.get((name, FULL, metric))) is not None:
+            told = f"{SHORT.get(metric, metric.replace('_', ' '))} of at least {100 * least:.0f}"
+            lines.append(f"| {name}: {told} | {_share(record)} (n={record.n}) | {_yes(record.value >= least)} |")
+    return lines
 
 
 def goals(records: Sequence[Record]) -> list[str]:

@@ -15,7 +15,8 @@ from hypic_apps.eval.drift import Drift, Layer
 from hypic_apps.eval.records import Record
 
 ROOT = Path(__file__).parents[3]
-OWN = (ROOT / "README.md", ROOT / "apps" / "hypic_apps" / "eval" / "README.md")
+CARD = ROOT / "hypic" / "checkpoints" / "hypic-tiny" / "README.md"
+OWN = (ROOT / "README.md", ROOT / "apps" / "hypic_apps" / "eval" / "README.md", CARD)
 
 
 def _record(set: str, arm: str, metric: str, value: float, gap: float | None = None) -> Record:
@@ -49,9 +50,9 @@ def _written(folder: Path) -> Path:
 @pytest.mark.parametrize("page", OWN, ids=lambda path: path.parent.name)
 def test_the_projects_pages_tell_what_its_results_hold(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert len(pages.MARK.findall(text)) >= 2
+    assert len(pages.MARK.findall(text)) >= (1 if page == CARD else 2)
     assert pages.filled(text, page.parent) == text, (
-        "run: hypic eval --fill README.md --fill apps/hypic_apps/eval/README.md"
+        "run: hypic eval --fill README.md --fill apps/hypic_apps/eval/README.md --fill hypic/checkpoints/hypic-tiny/README.md"
     )
 
 
@@ -113,6 +114,15 @@ def test_two_models_stand_side_by_side_on_every_set() -> None:
     assert rows[0] == "| S1 | 90.0 (80-100) | 89.8 (80-100) | -0.2 (-1.2 to +0.8) |  |  |  |  |  |"
     assert rows[2] == "| S5 | 90.0 (80-100) | 70.0 (60-80) | -20.0 (-21.0 to -19.0) | 0.25 | 90.0 (80-100) |  |  |  |"
     assert [row.split(" | ")[0] for row in rows] == ["| S1", "| S8", "| S5"]
+
+
+def test_what_the_model_was_to_answer_is_told_met_or_not() -> None:
+    refused = [_record("S6", "full", metric, value) for metric, value in (("refusal_precision", 0.85), ("f1", 0.1))]
+    _, _, *rows = tables.answers([*RECORDS, *refused])
+    assert rows == [
+        "| S1: exact match of at least 95 | 90.0 (80-100) (n=100) | no |",
+        "| S6: refusal precision of at least 85 | 85.0 (75-95) (n=100) | yes |",
+    ]
 
 
 def test_goals_are_met_or_not() -> None:
