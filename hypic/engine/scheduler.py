@@ -6,7 +6,6 @@ when none is left, the youngest request starts again later and keeps what it has
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
@@ -18,6 +17,7 @@ from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
 from hypic.engine.snapshots import Snapshots
 from hypic.engine.step_limit import StepLimit
+from hypic.engine.waiting import Waiting
 from hypic.engine.work import EncodeRun, RequestRun, Work
 from hypic.errors import HypicError, StoreFull
 
@@ -33,7 +33,7 @@ class Scheduler:
         self.admission, self.pool, self.store = admission, admission.pool, admission.store
         self.max_running, self.limit = max_running, StepLimit(max_step_tokens, MIN_PREFILL_TOKENS)
         self.snapshots = Snapshots(admission)
-        self.waiting: deque[Request] = deque()
+        self.waiting = Waiting()
         self.running: dict[str, Request] = {}
         self.failures: list[tuple[Request, HypicError]] = []
         self._alone_next = self.was_refused = False
@@ -50,12 +50,14 @@ class Scheduler:
 
     @property
     def next_up(self) -> Request | None:
-        """The first of those who wait that may run: before all others what another worker asks for, whose own request
-        runs already. What only warms has no state and need not wait for one, so it is encoded in few steps.
-        """
-        asked = next((request for request in self.waiting if request.stays), None)
-        is_full = self.is_full
-        return asked or next((request for request in self.waiting if request.only_warms or not is_full), None)
+        """The first that may begin. What only warms has no state and need not wait for one; it may as long as a step
+        has room for it, so that it comes in few steps and does not take all memory at once."""
+        return next((one for one in self.waiting.heads if not self._is_early(one)), None)
+
+    def _is_early(self, request: Request) -> bool:
+        if not request.only_warms:
+            return self.is_full
+        return sum([job.num_left for job in self.admission.encoding.values() if not job.away]) >= self.limit.tokens
 
     @property
     def is_waiting_for_others(self) -> bool:
@@ -69,12 +71,11 @@ class Scheduler:
             PromptTooLong, StoreFull: it could never run; nothing was stored.
         """
         self.admission.lookup.check(request, self.admission.max_context)
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out, whatever its stage, and give back all it holds."""
-        if request in self.waiting:
-            self.waiting.remove(request)
+        self.waiting.remove(request)
         self.running.pop(request.id, None)
         self.admission.release(request)
 
@@ -82,7 +83,7 @@ class Scheduler:
         """Start a request again later."""
         self.remove(request)
         request.restart()
-        self.waiting.appendleft(request)
+        self.waiting.put_back(request)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
