@@ -51,9 +51,7 @@ def _written(folder: Path) -> Path:
 def test_the_projects_pages_tell_what_its_results_hold(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert len(pages.MARK.findall(text)) >= (1 if page == CARD else 2)
-    assert pages.filled(text, page.parent) == text, (
-        "run: hypic eval --fill README.md --fill apps/hypic_apps/eval/README.md --fill hypic/checkpoints/hypic-tiny/README.md"
-    )
+    assert pages.filled(text, page.parent) == text, f"run: hypic eval --fill {page.relative_to(ROOT)}"
 
 
 def test_a_page_is_filled_between_its_marks_and_nowhere_else(
