@@ -59,9 +59,10 @@ LONG_ANSWERS = {
 LATER = Weights(passage=0.05, question=0.03, text=0.5)
 # Few and short passages a list, so that there are many lists: their order is learned from where each item begins.
 LISTED = (2, 9)
-# The chance that a context is also asked about the order of its passages, how often, and of such contexts the share
-# that has few passages.
-ORDERED, ORDER_ASKS, SHORT_ORDERED, FEW = 0.4, (2, 8), 0.6, (2, 5)
+# The chance that a context is also asked about the order of its passages; of such contexts, the share that has few
+# passages, and how few. Longer rows are asked more, so that the share of such questions stays.
+ORDERED, SHORT_ORDERED, FEW = 0.4, 0.6, (2, 5)
+TOKENS_PER_ORDER_ASK = 256
 # The chance that sections of a rulebook stand among the passages of a context.
 RULED = 0.36
 # The chance that a context with real passages is asked about an article that is not among them.
@@ -178,7 +179,8 @@ class Rows:
         questions = [a for a in asks if a not in left_out and (whole or kind == "lists" or _is_answered(a, told))]
         if not whole and kind != "lists" and stage.num_tokens > 512:
             questions += unanswered(left_out, kept, r)
-        questions += order.asks_of(kept, "train", r, r.randint(*ORDER_ASKS)) if ordered else []
+        number = r.randint(2, 3 + stage.num_tokens // TOKENS_PER_ORDER_ASK) if ordered else 0
+        questions += order.asks_of(kept, "train", r, number)
         if not questions:
             return self._block(kind, stage, room, system, r, told_before)
         r.shuffle(questions)

@@ -199,7 +199,7 @@ class World:
         return [
             *backwards[: 1 + number // 12],
             *self.unstated_asks(self.r.randint(0, 1 + number // 20)),
-            *self.lacked_asks(1 + number // 20),
+            *self.lacked_asks(number // 13),
             *self.unknown_asks(self.r.randint(0, 1 + number // 40)),
             *self.two_hop_asks(2 + number // 3),
         ]
