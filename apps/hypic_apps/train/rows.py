@@ -62,7 +62,7 @@ LISTED = (2, 9)
 # The chance that a context is also asked about the order of its passages; of such contexts, the share that has few
 # passages, and how few. Longer rows are asked more, so that the share of such questions stays.
 ORDERED, SHORT_ORDERED, FEW = 0.4, 0.6, (2, 5)
-TOKENS_PER_ORDER_ASK = 256
+TOKENS_PER_ORDER_ASK = 200
 # The chance that sections of a rulebook stand among the passages of a context.
 RULED = 0.36
 # The chance that a context with real passages is asked about an article that is not among them.
