@@ -70,7 +70,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.jobs", "hypic.engine.work"),
     ("hypic.engine.lookup",),
     ("hypic.engine.admission",),
-    ("hypic.engine.snapshots", "hypic.engine.step_limit"),
+    ("hypic.engine.snapshots", "hypic.engine.step_limit", "hypic.engine.waiting"),
     ("hypic.engine.scheduler",),
     ("hypic.engine.ahead",),
     ("hypic.engine.report",),

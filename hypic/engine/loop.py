@@ -72,7 +72,9 @@ class EngineLoop:
         self._since_s: float | None = None
         self.compiled: Compiled | None = None
         self._thread = threading.Thread(target=self._run, name="hypic-engine", daemon=True)
+        self._is_prepared = threading.Event()
         self._thread.start()
+        self._is_prepared.wait()
 
     @property
     def engine(self) -> Engine:
@@ -143,6 +145,7 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            self._prepare()
             self.compiled = _watched(self.engine)
             while self._receive():
                 self._since_s = time.monotonic()
@@ -157,6 +160,12 @@ class EngineLoop:
         finally:
             if self.compiled is not None:
                 self.compiled.end()
+
+    def _prepare(self) -> None:
+        try:
+            self.engine.runner.prepare_thread(self.engine.scheduler.limit.most)
+        finally:
+            self._is_prepared.set()
 
     def _receive(self) -> bool:
         """Take in what has come, waiting if there is nothing to do; false when closed."""

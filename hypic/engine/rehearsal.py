@@ -26,6 +26,7 @@ from hypic.engine.chain import ZERO_SLOT, Chain, FoldInto, InteriorLink, RowLink
 from hypic.engine.free_memory import is_out_of_memory, shortage
 from hypic.engine.kernel_batch import MIN_DENSE_TOKENS, Geometry
 from hypic.engine.kernel_tiles import Tiling
+from hypic.engine.layers.dense import PLANNED_FROM, Heads, plan, planned_lengths
 from hypic.engine.pool import Pool
 from hypic.engine.run_arrays import SHORT_ROW
 from hypic.engine.segment import Slots
@@ -143,11 +144,25 @@ def _run_all(run: Callable[[Step], object], made: Makings, limits: Limits, pool:
         except (RuntimeError, MemoryError) as fault:
             if not is_out_of_memory(fault, pool.device):
                 raise
-            num_tokens = sum(chain.num_tokens for chain in step)
-            logger.warning(
-                "no room for %d tokens a step beside the pool; lower memory= or max_step_tokens=", num_tokens
-            )
+            _warn_of(sum(chain.num_tokens for chain in step))
             return
+
+
+def _warn_of(num_tokens: int) -> None:
+    logger.warning("no room for %d tokens a step beside the pool; lower memory= or max_step_tokens=", num_tokens)
+
+
+def plan_rows(heads: Sequence[Heads], most: int, plan: Callable[[Heads, int], None] = plan) -> None:
+    """Plans of all rows that are run whole, of at most ``most`` tokens, for the thread that calls this."""
+    for each in heads:
+        for length in planned_lengths(most):
+            try:
+                plan(each, length)
+            except (RuntimeError, MemoryError) as fault:
+                if not is_out_of_memory(fault, each.device):
+                    raise
+                _warn_of(length)
+                return
 
 
 def attention_steps(made: Makings, tiling: Tiling) -> Iterator[Step]:
@@ -193,8 +208,11 @@ def sized_steps(made: Makings, limits: Limits, room: int) -> Iterator[Step]:
     last = min(2, made.context) - 1
     for num_chains in sizes(limits.num_running):
         yield [made.chain(1, start=last)] * num_chains
-    for num_tokens in sizes(min(limits.step_tokens, room)):
+    most = min(limits.step_tokens, room)
+    for num_tokens in sizes(most):
         yield made.whole(num_tokens)
+    if min(most, made.context) > PLANNED_FROM:
+        yield made.whole(most - 1)  # unlike the longest, its rows are copied to be filled up
 
 
 def sizes(most: int) -> list[int]:

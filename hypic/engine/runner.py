@@ -21,7 +21,7 @@ from hypic.engine.layers.projections import join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.read_back import ReadBack
-from hypic.engine.rehearsal import Limits, rehearse
+from hypic.engine.rehearsal import Limits, plan_rows, rehearse
 from hypic.engine.sampler import Likeliest, SampledToken
 from hypic.engine.sampling_state import on
 from hypic.engine.segment import Identity
@@ -89,6 +89,12 @@ class Runner:
     weight_bytes: int
     geometry: Geometry | None = None
     graphs: Graphs | None = None
+
+    @torch.inference_mode()
+    def prepare_thread(self, step_tokens: int) -> None:
+        """What each thread that runs steps has to make for itself, of up to ``step_tokens``: plans of long rows."""
+        if self.geometry is not None and self.geometry.paged:
+            plan_rows(self.model.dense_heads, min(step_tokens, self.max_context))
 
     def run(self, chains: Sequence[Chain]) -> StepResult:
         """One forward over all chains of a step, waited for."""

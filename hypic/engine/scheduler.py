@@ -6,24 +6,24 @@ when none is left, the youngest request starts again later and keeps what it has
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 
 from hypic.engine.admission import Admission
-from hypic.engine.plan import Mark
 from hypic.engine.request import Encode, Held, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
 from hypic.engine.snapshots import Snapshots
 from hypic.engine.step_limit import StepLimit
+from hypic.engine.waiting import Waiting
 from hypic.engine.work import EncodeRun, RequestRun, Work
 from hypic.errors import HypicError, StoreFull
 
 MIN_PREFILL_TOKENS = 64
 PREFETCHED = 4
 TOO_SMALL = "the pool that memory= sizes is too small for this prompt; raise memory= or shorten the prompt."
+NO_PAGE = "the pool that memory= sizes has no page left; raise memory= or lower max_tokens."
 
 
 class Scheduler:
@@ -33,7 +33,7 @@ class Scheduler:
         self.admission, self.pool, self.store = admission, admission.pool, admission.store
         self.max_running, self.limit = max_running, StepLimit(max_step_tokens, MIN_PREFILL_TOKENS)
         self.snapshots = Snapshots(admission)
-        self.waiting: deque[Request] = deque()
+        self.waiting = Waiting()
         self.running: dict[str, Request] = {}
         self.failures: list[tuple[Request, HypicError]] = []
         self._alone_next = self.was_refused = False
@@ -50,12 +50,14 @@ class Scheduler:
 
     @property
     def next_up(self) -> Request | None:
-        """The first of those who wait that may run: before all others what another worker asks for, whose own request
-        runs already. What only warms has no state and need not wait for one, so it is encoded in few steps.
-        """
-        asked = next((request for request in self.waiting if request.stays), None)
-        is_full = self.is_full
-        return asked or next((request for request in self.waiting if request.only_warms or not is_full), None)
+        """The first that may begin. What only warms has no state and need not wait for one; it may as long as a step
+        has room for it, so that it comes in few steps and does not take all memory at once."""
+        return next((one for one in self.waiting.heads if not self._is_early(one)), None)
+
+    def _is_early(self, request: Request) -> bool:
+        if not request.only_warms:
+            return self.is_full
+        return sum([job.num_left for job in self.admission.encoding.values() if not job.away]) >= self.limit.tokens
 
     @property
     def is_waiting_for_others(self) -> bool:
@@ -69,12 +71,11 @@ class Scheduler:
             PromptTooLong, StoreFull: it could never run; nothing was stored.
         """
         self.admission.lookup.check(request, self.admission.max_context)
-        self.waiting.append(request)
+        self.waiting.add(request)
 
     def remove(self, request: Request) -> None:
         """Take a request out, whatever its stage, and give back all it holds."""
-        if request in self.waiting:
-            self.waiting.remove(request)
+        self.waiting.remove(request)
         self.running.pop(request.id, None)
         self.admission.release(request)
 
@@ -82,7 +83,7 @@ class Scheduler:
         """Start a request again later."""
         self.remove(request)
         request.restart()
-        self.waiting.appendleft(request)
+        self.waiting.put_back(request)
 
     # -- one step ----------------------------------------------------------------------------------------------------
 
@@ -183,8 +184,7 @@ class Scheduler:
             chain, reached = job.chain(budget)
             budget -= chain.num_tokens
             work.encodes.append(EncodeRun(job, chain, reached))
-        finished = [run.job.entry for run in work.encodes if run.reached == len(run.job.entry.ids)]
-        self.pool.finish([entry.transition_slot for entry in finished if entry.transition_slot is not None])
+        self.pool.finish([entry.transition_slot for entry in work.finished if entry.transition_slot is not None])
         return budget
 
     def _prefill(self, work: Work, request: Request, budget: int) -> int:
@@ -195,15 +195,12 @@ class Scheduler:
         """
         if request.only_warms or (request.done > 0 and self.admission.waits_for_others(request)):
             return 0
-        finishing = {run.job.entry.key for run in work.encodes if run.reached == len(run.job.entry.ids)}
+        finishing = {entry.key for entry in work.finished}
 
         def is_ready(entry: CachedSegment) -> bool:
             return entry.key in finishing or not self.admission.jobs.has(entry.key)
 
-        def snapshot_slot(mark: Mark) -> int | None:
-            return self.snapshots.take(work, request, mark)
-
-        chain, reached = request.prefill_chain(budget, is_ready, snapshot_slot)
+        chain, reached = request.prefill_chain(budget, is_ready, partial(self.snapshots.take, work, request))
         if chain is None:
             return 0
         work.requests.append(RequestRun(request, chain, reached))
@@ -226,10 +223,7 @@ class Scheduler:
         while not self.store.make_room(Need(pages=1)):
             others = [r for r in self.running.values() if r is not request and not work.has(r)]
             if not others and not work.requests:
-                self._fail(
-                    request,
-                    StoreFull("the pool that memory= sizes has no page left; raise memory= or lower max_tokens."),
-                )
+                self._fail(request, StoreFull(NO_PAGE))
             if not others:
                 return False
             self.preempt(others[-1])
@@ -271,20 +265,15 @@ class Scheduler:
         """
         work.is_advanced = True
         for run in work.requests:
-            request = run.request
-            request.computed += 0 if request.is_decoding else run.chain.num_tokens
-            request.done, request.initial_slot = run.reached, run.chain.final_slot
-            if request.held is not None:
-                request.held.turn_to(run.chain.final_slot)
-            self.admission.settle(request)
-            request.prepare_end()
+            run.advance()
+            self.admission.settle(run.request)
+            run.request.prepare_end()
 
     def _settle_encode(self, run: EncodeRun, is_broken: bool) -> None:
-        next(iter(run.job.waiters.values())).encoded += run.chain.num_tokens
-        run.job.done = run.reached
+        run.advance()
         if is_broken:
             self.admission.jobs.broken(run.job)
-        elif run.reached == len(run.job.entry.ids):
+        elif run.is_last:
             self.admission.jobs.stored(run.job)
 
     def finish(self, request: Request) -> None:
@@ -300,10 +289,9 @@ class Scheduler:
         """
         for taken in work.snapshots:
             self.pool.drop_state(taken.state_slot)
-        hurt = {r.id: r for run in work.encodes for r in run.job.waiters.values()}
-        hurt.update({run.request.id: run.request for run in work.requests})
-        for request in hurt.values():
+        hurt = list(work.all_requests.values())
+        for request in hurt:
             self.preempt(request)
             request.num_failures += not self.limit.has_grown
         self.limit.ran_short()
-        return list(hurt.values())
+        return hurt

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from hypic.engine.chain import Chain
 from hypic.engine.plan import Mark
 from hypic.engine.request import Encode, Request
+from hypic.engine.segment import CachedSegment
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,16 @@ class EncodeRun:
     chain: Chain
     reached: int
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the segment is done afterwards."""
+        return self.reached == len(self.job.entry.ids)
+
+    def advance(self) -> None:
+        """Move its cursor; what was run counts for the first who waits."""
+        next(iter(self.job.waiters.values())).encoded += self.chain.num_tokens
+        self.job.done = self.reached
+
 
 @dataclass(frozen=True)
 class RequestRun:
@@ -25,6 +36,14 @@ class RequestRun:
     request: Request
     chain: Chain
     reached: int
+
+    def advance(self) -> None:
+        """Move the request's cursors."""
+        request = self.request
+        request.computed += 0 if request.is_decoding else self.chain.num_tokens
+        request.done, request.initial_slot = self.reached, self.chain.final_slot
+        if request.held is not None:
+            request.held.turn_to(self.chain.final_slot)
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,17 @@ class Work:
     @property
     def chains(self) -> list[Chain]:
         return [run.chain for run in self.encodes] + [run.chain for run in self.requests]
+
+    @property
+    def finished(self) -> list[CachedSegment]:
+        """Segments that are done with it."""
+        return [run.job.entry for run in self.encodes if run.is_last]
+
+    @property
+    def all_requests(self) -> dict[str, Request]:
+        """All that have something in it, by their ids: who waits for what is encoded, and who runs."""
+        waiting = {request.id: request for run in self.encodes for request in run.job.waiters.values()}
+        return waiting | {run.request.id: run.request for run in self.requests}
 
     def has(self, request: Request) -> bool:
         return any(run.request is request for run in self.requests)

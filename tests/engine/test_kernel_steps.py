@@ -17,8 +17,8 @@ from hypic.config import EngineConfig
 from hypic.engine import kernel_batch
 from hypic.engine.chain import Chain
 from hypic.engine.engine import Engine
-from hypic.engine.layers import attention
-from hypic.engine.layers.attention import alike
+from hypic.engine.layers import dense
+from hypic.engine.layers.dense import alike
 from hypic.engine.rehearsal import Limits, rehearse
 from hypic.engine.runner import Runner
 from hypic.engine.task import Task, Vocabulary
@@ -84,7 +84,7 @@ def test_chains_that_are_run_whole_equal_the_reference(
         found.append([(span.stop - span.start) // length for span, length in groups])
         return groups
 
-    monkeypatch.setattr(attention, "alike", noted)
+    monkeypatch.setattr(dense, "alike", noted)
     known = everywhere(device)
     bench = Bench(known.runner(name, "float32"), kernels="on")
     pieces = [seg(40, 1), seg(40, 2), seg(40, 3), seg(57, 4), seg(40, 5), live(9, 6)]
@@ -104,7 +104,7 @@ def test_a_chain_that_sees_its_neighbour_shows(
     def wrong(spans: Sequence[slice]) -> list[tuple[slice, int]]:
         return [(span, span.stop - span.start) for span, _ in alike(spans)]
 
-    monkeypatch.setattr(attention, "alike", wrong)
+    monkeypatch.setattr(dense, "alike", wrong)
     known, pieces = everywhere("cpu"), [seg(40, 1), seg(40, 2), live(9, 3)]
     bench = Bench(known.runner("qwen", "float32"), kernels="on")
     cold = bench.ask(pieces, max_tokens=2)

@@ -56,7 +56,7 @@ def test_abort_goes_through_every_stage(bench: Make) -> None:
     """What the numbers of steps above are chosen for."""
     engine, stages = bench("qwen", max_step_tokens=16), []
     answer = engine.add([live(20, 1, ends=True), seg(40, 2), seg(40, 3), live(30, 4)], max_tokens=9)
-    request = engine.engine.scheduler.waiting[0]
+    (request,) = engine.engine.scheduler.waiting
     while engine.engine.has_work:
         engine.step()
         kind = "decode" if request.is_decoding else "prefill" if request.done else "encode"

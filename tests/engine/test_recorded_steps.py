@@ -15,17 +15,20 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import read_back
+from hypic.engine import runner as running
 from hypic.engine.chain import Chain, RowLink
 from hypic.engine.engine import Engine
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_arrays import arrays, decode_arrays
 from hypic.engine.kernel_buffer import Sent
+from hypic.engine.layers.dense import Heads
 from hypic.engine.loop import EngineLoop
 from hypic.engine.read_back import Landing, ReadBack, packed, unpacked
 from hypic.engine.runner import Runner, _graphs
 from hypic.engine.sampling_state import SamplingState
 from hypic.engine.slot_table import SlotTable
 from hypic.engine.task import Emission, Task, Vocabulary
+from hypic.errors import WorkerLost
 from hypic.types import SamplingParams
 from hypic_kernels.trust import LostDeviceError
 from tests.engine.harness import POLICY, TOLERANCE, Checkpoints, few_segments, live, many_segments, relative, seg
@@ -302,6 +305,40 @@ def test_requests_are_taken_in_while_the_device_is_at_a_step(load: Callable[[str
         answers.append([(emission.id, emission.result.token_ids) for emission in tokens])  # type: ignore[union-attr]
         engine.store.clear()
     assert answers[0] == answers[1] and {id for id, _ in answers[0]} == {"first", "late"}
+
+
+@pytest.mark.parametrize("name", ["qwen", "qwen-linear"])
+def test_the_thread_that_runs_steps_has_its_plans_before_it_is_ready(
+    name: str, load: Callable[[str, str], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch keeps them by thread, and those for inference apart; without kernels nothing is planned."""
+    made = list[tuple[int, bool, int, int]]()
+
+    def noted(heads: Sequence[Heads], most: int) -> None:
+        made.append((threading.get_ident(), torch.is_inference_mode_enabled(), len(heads), most))
+
+    monkeypatch.setattr(running, "plan_rows", noted)
+    runner = load(name, "on")
+    loop = EngineLoop(Engine(runner, Vocabulary(str), 8, 300, None))
+    known = list(made)
+    assert known == [(loop.call(lambda engine: threading.get_ident()), True, int(name == "qwen"), 300)]
+    loop.close()
+    EngineLoop(Engine(load(name, "off"), Vocabulary(str), 8, 300, None)).close()
+    assert made == known
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_cannot_be_prepared_is_told(
+    load: Callable[[str, str], Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(heads: Sequence[Heads], most: int) -> None:
+        raise LostDeviceError("nothing can run there any more")
+
+    monkeypatch.setattr(running, "plan_rows", fails)
+    loop = EngineLoop(Engine(load("qwen", "on"), Vocabulary(str), 8, 300, None))
+    with pytest.raises(WorkerLost, match="nothing can run there any more"):
+        loop.call(lambda engine: None)
+    loop.close()
 
 
 def test_what_is_no_request_waits_for_the_end_of_a_step(

@@ -93,6 +93,29 @@ def test_what_is_warmed_for_later_waits_its_turn(bench: Make) -> None:
     engine.assert_back_to_start()
 
 
+def test_no_more_is_begun_than_a_step_holds(bench: Make) -> None:
+    """Or what is warmed for later would take all memory from whoever comes next."""
+    engine = bench("qwen", max_step_tokens=50, max_running=1)
+    steps, answers = encodes(engine), asked(engine, range(10))
+    most = 0
+    while engine.engine.has_work:
+        engine.step()
+        most = max(most, len(engine.engine.admission.encoding))
+    assert most <= 3 and steps[0] == 3 and sum(steps) >= 10 and all(answer.is_over for answer in answers)
+    engine.assert_back_to_start()
+
+
+def test_who_asked_first_runs_while_others_segments_wait_for_room(bench: Make) -> None:
+    """What another worker asks for fills steps; it does not keep this worker's own requests from beginning."""
+    engine = bench("qwen", max_step_tokens=32)
+    asked(engine, range(10), stays=True)
+    answer = engine.add([live(9, 1)], max_tokens=2)
+    engine.step()
+    assert engine.id_of(answer) in engine.engine.scheduler.running
+    engine.run()
+    engine.assert_back_to_start()
+
+
 def test_a_warmed_segment_holds_no_state(bench: Make) -> None:
     """Of the pool it takes what its entry takes, and what encoding it does."""
     engine = bench("qwen")

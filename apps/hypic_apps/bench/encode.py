@@ -17,7 +17,7 @@ from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
 from hypic_apps.bench import driving, floors
 from hypic_apps.bench.geometries import geometry
-from hypic_apps.bench.options import add_common, is_small, note, numbers, shown, whole, with_defaults
+from hypic_apps.bench.options import add_common, add_vary, is_small, note, numbers, shown, varied, whole, with_defaults
 from hypic_apps.bench.prompts import Shape
 from hypic_apps.bench.records import about, device_of_settings, number, percentile, table
 from hypic_apps.bench.session import Session, session
@@ -39,6 +39,7 @@ def add(commands: Subparsers[Parser]) -> None:
     parser = add_command(commands, "encode", "", SUMMARY, EXAMPLES, DETAILS)
     parser.add_argument("--segments", type=numbers, default=[16], metavar="N,N", help="at once (default: 16)")
     parser.add_argument("--segment-tokens", type=numbers, metavar="N,N", help="(default: 1024; small models 128)")
+    add_vary(parser)
     parser.add_argument("--runs", type=positive, default=10, metavar="N", help="repetitions (default: 10)")
     parser.add_argument("--warmup", type=whole, default=2, metavar="N", help="repetitions not counted (default: 2)")
     add_common(parser)
@@ -50,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     made, settings = geometry(args.geometry), engine_settings(args)
     device = device_of_settings(settings)
     limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    shapes = [Shape(many, length, 0) for many in args.segments
+    shapes = [Shape(many, length, 0, vary=args.vary) for many in args.segments
               for length in args.segment_tokens or [128 if is_small(device, made) else 1024]]  # fmt: skip
-    most, longest = max(s.num_segments for s in shapes), max(s.segment_tokens for s in shapes)
+    most, longest = max(s.num_segments for s in shapes), max(s.segment_tokens + s.most_varied for s in shapes)
     settings = with_defaults(settings, max_running=most, max_context=longest + 64)
     note(f"building {made.name} on {device}")
     with session(made, settings, ids=True, seed=settings.get("seed", 0)) as built:
@@ -78,6 +79,7 @@ def measure(built: Session, shape: Shape, runs: int, warmup: int, limits: floors
         "device": str(built.device),
         "num_segments": shape.num_segments,
         "segment_tokens": shape.segment_tokens,
+        "vary": shape.vary,
         **{f"{way}_ms_p{p}": 1e3 * percentile(seconds[way], p) for way in seconds for p in (50, 90)},
         "building_share": (encode - plain) / encode,
         "tokens_per_s": shape.num_tokens / encode,
@@ -95,7 +97,8 @@ def _one(way: str, segments: Sequence[Piece], built: Session, engine: Engine) ->
 
 def text(result: dict[str, Any]) -> str:
     rows = [
-        (f"{r['num_segments']} x {r['segment_tokens']:,}", number(r["encode_ms_p50"]), number(r["encode_ms_p90"]),
+        (f"{r['num_segments']} x {varied(r['segment_tokens'], r['vary'])}",
+         number(r["encode_ms_p50"]), number(r["encode_ms_p90"]),
          number(r["plain_ms_p50"]), number(r["plain_ms_p90"]), f"{r['building_share']:.1%}",
          number(r["tokens_per_s"]), number(r["floor_ms"]), str(r["runs"]))
         for r in result["records"]

@@ -31,6 +31,29 @@ def whole(text: str) -> int:
     return int(text)
 
 
+def share(text: str) -> float:
+    """A number from 0 to below 1, for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to below 1, such as 0.25")
+    return found
+
+
+def add_vary(parser: argparse.ArgumentParser) -> None:
+    """Whether segments have other lengths in every repetition, as those of real texts do."""
+    parser.add_argument("--vary", type=share, default=0.0, metavar="SHARE",
+                        help="segments of every repetition are up to so much longer or shorter, each another length; "
+                        "the whole stays about as long (default: 0)")  # fmt: skip
+
+
+def varied(length: int, vary: float) -> str:
+    """``1,024``, or ``1,024 +- 25%`` where lengths vary."""
+    return f"{length:,} +- {vary:.0%}" if vary else f"{length:,}"
+
+
 def choices(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
     """``full,warm`` as names out of ``allowed``, for argparse."""
 

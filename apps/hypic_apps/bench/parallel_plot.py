@@ -38,7 +38,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     figure.tight_layout()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=90)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise CommandError(f"{path} cannot be written ({reason}); name another file.") from error

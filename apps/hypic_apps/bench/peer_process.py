@@ -31,7 +31,7 @@ class Ask:
     dtype: str
     threads: int | None
     seed: int
-    shapes: Sequence[Mapping[str, int]]
+    shapes: Sequence[Mapping[str, Any]]
     runs: int
     warmup: int
 

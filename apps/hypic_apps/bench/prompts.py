@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypic.engine.plan import Piece
 from hypic.engine.token_ids import TokenIds
@@ -24,16 +24,41 @@ Pieces = Callable[[], Sequence[Piece]]
 
 @dataclass(frozen=True)
 class Shape:
-    """``num_segments`` of ``segment_tokens``, then a tail; ``head_tokens`` of live text are the same in all prompts."""
+    """``num_segments`` of ``segment_tokens``, then a tail; ``head_tokens`` of live text are the same in all prompts.
+
+    With ``vary``, a share from 0 to below 1, segments of every repetition have other lengths: each is up to that share
+    longer or shorter. One that is longer goes with one that is as much shorter, so that only the last of an odd number
+    changes the whole."""
 
     num_segments: int
     segment_tokens: int
     tail_tokens: int
     head_tokens: int = 0
+    vary: float = field(default=0.0, repr=False)  # what is drawn without it is seeded by the text of a shape
 
     @property
     def num_tokens(self) -> int:
+        """Of a prompt whose segments do not vary."""
         return self.head_tokens + self.num_segments * self.segment_tokens + self.tail_tokens
+
+    @property
+    def most_varied(self) -> int:
+        """Tokens by which a segment may be longer or shorter."""
+        return int(self.vary * self.segment_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """Of the longest prompt."""
+        return self.num_tokens + self.num_segments % 2 * self.most_varied
+
+    def lengths(self, seed: str) -> list[int]:
+        """Tokens of each segment, the same for the same ``seed``."""
+        draw = random.Random(f"lengths {seed}")
+        most = self.most_varied
+        more = [draw.randint(-most, most) for _ in range((self.num_segments + 1) // 2)]
+        changes = [*more, *(-n for n in more)][: self.num_segments]
+        draw.shuffle(changes)
+        return [self.segment_tokens + change for change in changes]
 
 
 @dataclass(frozen=True)
@@ -46,8 +71,8 @@ class IdsSource:
 
     def documents(self, shape: Shape, number: int) -> list[Ids]:
         """The documents of repetition ``number``."""
-        draw = random.Random(f"{self.seed}|{number}|{shape}")
-        return [self._ids(draw, shape.segment_tokens) for _ in range(shape.num_segments)]
+        draw = random.Random(seed := f"{self.seed}|{number}|{shape}")
+        return [self._ids(draw, length) for length in shape.lengths(seed)]
 
     def prompt(self, shape: Shape, documents: Sequence[Ids], salt: str) -> Pieces:
         """The documents in the given order behind the head, then a tail of its own for each ``salt``."""
@@ -87,8 +112,8 @@ class TextSource:
         return cls(tokenizer, words, beforehand, seed)
 
     def documents(self, shape: Shape, number: int) -> list[str]:
-        draw = random.Random(f"{self.seed}|{number}|{shape}")
-        return [self._text(draw, shape.segment_tokens) for _ in range(shape.num_segments)]
+        draw = random.Random(seed := f"{self.seed}|{number}|{shape}")
+        return [self._text(draw, length) for length in shape.lengths(seed)]
 
     def prompt(self, shape: Shape, documents: Sequence[str], salt: str) -> Pieces:
         tail = self._text(random.Random(f"{self.seed}|{salt}"), shape.tail_tokens)

@@ -229,6 +229,7 @@ def record(
         **about,
         "num_segments": cell.shape.num_segments,
         "segment_tokens": cell.shape.segment_tokens,
+        "vary": cell.shape.vary,
         "tail_tokens": cell.shape.tail_tokens,
         "ttft_ms_p50": 1e3 * p50,
         "ttft_ms_p90": 1e3 * percentile(times_s, 90),

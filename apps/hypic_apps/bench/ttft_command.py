@@ -21,7 +21,18 @@ from hypic.errors import HypicError
 from hypic.types import Policy, SamplingParams
 from hypic_apps.bench import floors, peer_process, plots, profile, ttft
 from hypic_apps.bench.geometries import Geometry, geometry
-from hypic_apps.bench.options import add_common, choices, is_small, note, numbers, shown, whole, with_defaults
+from hypic_apps.bench.options import (
+    add_common,
+    add_vary,
+    choices,
+    is_small,
+    note,
+    numbers,
+    shown,
+    varied,
+    whole,
+    with_defaults,
+)
 from hypic_apps.bench.peer_process import Told
 from hypic_apps.bench.prompts import Shape
 from hypic_apps.bench.records import about, device_of_settings, number, save, table, write
@@ -38,6 +49,7 @@ hypic bench ttft --geometry qwen3.5-4b --segments 4,16 --segment-tokens 256
 hypic bench ttft --geometry qwen3.5-4b --peer transformers --save ttft.json
 hypic bench ttft --geometry qwen3.5-4b --arms warm --runs 3 --profile warm.txt
 hypic bench ttft --geometry qwen3.5-4b --deterministic
+hypic bench ttft --geometry qwen3.5-4b --arms cold,warm --vary 0.25
 """
 DETAILS = """Every repetition has new documents. Floors are what this chip could do at best,
 from its matrix rate and bandwidth measured at the start. With --deterministic
@@ -53,6 +65,7 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--segments", type=numbers, metavar="N,N", help="segments of a prompt (default: 16)")
     parser.add_argument("--segment-tokens", type=numbers, metavar="N,N",
                         help="tokens of a segment (default: 1024; on a CPU 128)")  # fmt: skip
+    add_vary(parser)
     parser.add_argument("--tail-tokens", type=numbers, metavar="N,N",
                         help="tokens of the question (default: 128; on a CPU 32)")  # fmt: skip
     parser.add_argument("--head-tokens", type=whole, default=0, metavar="N",
@@ -92,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     plan = Plan(arms, args.runs, args.warmup, args.budget, args.decode_tokens)
     told = _peer(args, made, device, settings, shapes)
     limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    longest = max(shape.num_tokens for shape in shapes)
+    longest = max(shape.most_tokens for shape in shapes)
     # A chat template's text comes on top of what was asked for.
     settings = with_defaults(settings, max_context=longest + args.decode_tokens + 512, max_running=8)
     note(f"building {made.name} on {device}")
@@ -151,17 +164,18 @@ def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tup
     lengths = args.segment_tokens or [128 if is_small(device, made) else 1024]
     tails = args.tail_tokens or [32 if is_small(device, made) else 128]
     grid = [
-        Shape(many, length, tail, args.head_tokens if made.folder is None else 0)
+        Shape(many, length, tail, args.head_tokens if made.folder is None else 0, args.vary)
         for many in args.segments or [16] for length in lengths for tail in tails
     ]  # fmt: skip
-    fitting = [shape for shape in grid if shape.num_tokens <= args.max_prompt_tokens]
+    fitting = [shape for shape in grid if shape.most_tokens <= args.max_prompt_tokens]
     if not fitting:
         raise InputError(f"every prompt is longer than {args.max_prompt_tokens} tokens; raise --max-prompt-tokens.")
     left_out = [f"{shape.num_segments} x {shape.segment_tokens}" for shape in grid if shape not in fitting]
     policy = EngineConfig.of(**engine_settings(args)).policy
     shortest = max(policy.shortest, policy.seam + policy.tail_seam + 1)
-    if not policy.with_(reuse="segments").interiors(min(lengths)):
-        raise InputError(f"segments of {min(lengths)} tokens are run live; pass {shortest} or more.")
+    least = min(shape.segment_tokens - shape.most_varied for shape in grid)
+    if not policy.with_(reuse="segments").interiors(least):
+        raise InputError(f"segments of {least} tokens are run live; pass {shortest} or more.")
     for text in left_out:
         note(f"left out as too long: {text}")
     return fitting, left_out
@@ -232,8 +246,9 @@ def text(result: dict[str, Any]) -> str:
              "tokens run", "256 tokens", "1,024 tokens")  # fmt: skip
     rows = [
         (
-            f"{r['num_segments']} x {r['segment_tokens']:,} + {r['tail_tokens']}", r["arm"], number(r["ttft_ms_p50"]),
-            number(r["ttft_ms_p90"]), str(r["runs"]), number(r["floor_ms"]), number(r["floor_ratio"]),
+            f"{r['num_segments']} x {varied(r['segment_tokens'], r['vary'])} + {r['tail_tokens']}", r["arm"],
+            number(r["ttft_ms_p50"]), number(r["ttft_ms_p90"]), str(r["runs"]),
+            number(r["floor_ms"]), number(r["floor_ratio"]),
             number(r.get("ratio_to_full")), number(r.get("ratio_to_prefix")), number(r.get("ratio_to_transformers")),
             "-" if r["computed_tokens"] is None else f"{r['computed_tokens']:,}",
             number(r.get("total_ms_256")), number(r.get("total_ms_1024")),

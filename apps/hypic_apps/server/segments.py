@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
 from hypic.errors import HypicError
@@ -18,9 +18,10 @@ from hypic_apps.server.errors import LOG, refused
 from hypic_apps.server.prompts import Reader, Scope
 from hypic_apps.server.schemas import HypicOptions, SegmentsRequest, TokenizeRequest
 from hypic_apps.server.service import Service, service_of
+from hypic_apps.server.unsupported import check_query
 from hypic_apps.server.wire import told_to
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(check_query)])
 BUSY_S = 5.0
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from fastapi import Request
+
 from hypic_apps.server.errors import ApiError, refused
 
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
@@ -78,3 +80,22 @@ def _unknown(name: str, own: Sequence[str], ours: Sequence[str]) -> ApiError:
     close = get_close_matches(shown, known, 1)
     way_out = f"did you mean {known[close[0]]}?" if close else f"{_LEAVE}."
     return refused(f"{shown} is not known to this server; {way_out}", shown, "unknown_field")
+
+
+def check_query(request: Request) -> None:
+    """Refuses parameters of an address that its route does not have, or has once: more would be forgotten, say, than
+    was meant.
+
+    Raises:
+        ApiError: 400 that names the first such parameter.
+    """
+    known = [field.alias for field in request.scope["route"].dependant.query_params]
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        shown = name[:LONGEST]
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            way_out = f"did you mean {close[0]}?" if close else f"it takes {', '.join(known) or 'none'}."
+            raise refused(f"the parameter {shown} is not known here; {way_out}", shown, "unknown_field")
+        if names.count(name) > 1:
+            raise refused(f"the parameter {shown} is given {names.count(name)} times; give it once.", shown)

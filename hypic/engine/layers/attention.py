@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hypic.engine.batch import Batch, Context, Final
+from hypic.engine.layers import dense
 from hypic.engine.layers.norm import RMSNorm
 from hypic.engine.layers.projections import Joined, projected
 from hypic.engine.layers.rotary import Angles, rotate
@@ -43,6 +44,10 @@ class HeadShape:
     @property
     def kept(self) -> AttentionShape:
         return AttentionShape(self.num_kv_heads, self.head_dim, self.head_dim)
+
+    def dense_heads(self, device: torch.device, dtype: torch.dtype) -> dense.Heads:
+        """Heads as rows that are run whole see them."""
+        return dense.Heads(device, dtype, self.num_heads, self.num_kv_heads, self.head_dim, self.scale)
 
     def paged(self, rotary_dim: int) -> tuple[paged.HeadDims, int]:
         """Heads as kernels see them, and the number of key heads."""
@@ -161,35 +166,15 @@ class Attention(nn.Module):
     def _densely(
         self, q: Tensor, k: Tensor, v: Tensor, spans: Sequence[slice], turns: Turns | None, mixed: Tensor
     ) -> None:
-        """Chains that are run whole, ``spans`` of the rows. All rows are rotated at once and neighbours of one length
-        are one product: what is launched would otherwise grow with the number of segments that are encoded."""
+        """Chains that are run whole, ``spans`` of the rows. All rows are rotated at once: what is launched would
+        otherwise grow with the number of segments that are encoded."""
         if turns is not None:
             q, k = rotate(q, turns.rows), rotate(k, turns.rows)
-        for span, length in alike(spans):
-            queries, keys, values = (
-                x[span].unflatten(0, (-1, length)).transpose(1, 2)  # type: ignore[no-untyped-call]
-                for x in (q, k, v)
-            )
-            out = F.scaled_dot_product_attention(
-                queries, keys, values, is_causal=True, scale=self.shape.scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
-            mixed[span] = out.transpose(1, 2).flatten(0, 1)
+        dense.attend(q, k, v, spans, self.shape.scale, mixed)
 
     @property
     def _scale(self) -> float:
         return self.shape.head_dim**-0.5 if self.shape.scale is None else self.shape.scale
-
-
-def alike(spans: Sequence[slice]) -> list[tuple[slice, int]]:
-    """Spans that follow each other and are of one length together, and that length."""
-    found: list[tuple[slice, int]] = []
-    for span in spans:
-        length = span.stop - span.start
-        if found and found[-1][1] == length and found[-1][0].stop == span.start:
-            found[-1] = (slice(found[-1][0].start, span.stop), length)
-        else:
-            found.append((span, length))
-    return found
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, context: Context, mixed: Tensor, scale: float | None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hypic.engine.batch import Batch, Final
 from hypic.engine.layers.attention import Attention, Turns
+from hypic.engine.layers.dense import Heads
 from hypic.engine.layers.linear_attention import Mixer, mix
 from hypic.engine.layers.linear_runs import RunMixer
 from hypic.engine.layers.mla import LatentAttention
@@ -92,6 +93,13 @@ class Decoder(nn.Module):
         rotary_dim = 0 if self.rotary is None else self.rotary.dim
         attending = [mixer for mixer in self.mixers() if isinstance(mixer, Attention | LatentAttention)]
         return list(dict.fromkeys(mixer.shape.paged(rotary_dim) for mixer in attending))
+
+    @property
+    def dense_heads(self) -> list[Heads]:
+        """Heads of which long rows are run whole; each kind once."""
+        weight = self.embed_tokens.weight
+        attending = [mixer for mixer in self.mixers() if isinstance(mixer, Attention)]
+        return list(dict.fromkeys(mixer.shape.dense_heads(weight.device, weight.dtype) for mixer in attending))
 
     @property
     def is_recordable(self) -> bool:

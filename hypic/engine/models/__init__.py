@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from hypic.engine.batch import Batch
+from hypic.engine.layers.dense import Heads
 from hypic.engine.layers.rotary import MOVES_NO_GATE
 from hypic.engine.models._config import refuse_quantised
 from hypic.engine.models._families import ALIASES, BY_ARCHITECTURE, REFUSED
@@ -38,6 +39,8 @@ class Model(Protocol):
     def is_paged(self) -> bool: ...
     @property
     def heads(self) -> Sequence[tuple[HeadDims, int]]: ...
+    @property
+    def dense_heads(self) -> Sequence[Heads]: ...
     @property
     def is_recordable(self) -> bool: ...
     def runs_rows(self) -> bool: ...

@@ -99,13 +99,15 @@ class Placed:
 
 @dataclass
 class _Track:
-    """What a plan has given a worker so far: ``compute_s`` without what every step takes, and ``num_tokens``, which say
-    how many steps there are. What a step makes leaves when it ends, one entry after the other: ``leaving_s`` is the way
-    of what the last step makes, ``link_s`` when the link is free of all that left before."""
+    """What a plan has given a worker so far: ``num_tokens``, which say how many steps there are, ``marginal_s`` that
+    their segments add to those, and ``compute_s`` of all else. What a step makes leaves when it ends, one entry after
+    the other: ``leaving_s`` is the way of what the last step makes, ``link_s`` when the link is free of all that left
+    before."""
 
     member: Member
     is_combiner: bool
     compute_s: float = field(init=False)
+    marginal_s: float = 0.0
     link_s: float = 0.0
     leaving_s: float = 0.0
     last_s: float = 0.0
@@ -117,8 +119,8 @@ class _Track:
     def ends(self, job: Job) -> tuple[float, float, bool]:
         """When the entry would be made and when it would arrive, and whether it would only be sent."""
         member, way_s = self.member, self.member.link.seconds(job.num_bytes)
-        steps_s = member.encode.steps_s(self.num_tokens + job.num_tokens)
-        encoded = self.compute_s + self._more_s(job) + steps_s
+        marginal_s = self.marginal_s + member.encode.marginal_s(job.num_tokens)
+        encoded = self.compute_s + self._send_s + member.encode.steps_s(self.num_tokens + job.num_tokens, marginal_s)
         if self.is_combiner:
             return encoded, encoded, False
         if member.rank in job.holders:
@@ -129,11 +131,12 @@ class _Track:
 
     def busy_s(self) -> float:
         """Until when it encodes what it was given so far."""
-        return self.compute_s + self.member.encode.steps_s(self.num_tokens)
+        return self.compute_s + self.member.encode.steps_s(self.num_tokens, self.marginal_s)
 
-    def _more_s(self, job: Job) -> float:
-        """What a job adds to its steps; one that is made here for here goes nowhere."""
-        return self.member.encode.marginal_s(job.num_tokens) + (0.0 if self.is_combiner else self.member.send_s)
+    @property
+    def _send_s(self) -> float:
+        """One that is made here for here goes nowhere."""
+        return 0.0 if self.is_combiner else self.member.send_s
 
     def _leaving(self, job: Job) -> tuple[float, float]:
         """When the link is free of what earlier steps make, and the way of what else the step makes that ends with
@@ -149,7 +152,8 @@ class _Track:
         else:
             self.link_s, leaving_s = self._leaving(job)
             self.leaving_s = leaving_s + self.member.link.seconds(job.num_bytes)
-            self.compute_s += self._more_s(job)
+            self.compute_s += self._send_s
+            self.marginal_s += self.member.encode.marginal_s(job.num_tokens)
             self.num_tokens += job.num_tokens
             self.last_s = arrival
         return Placed(job, self.member.rank, is_fetch, arrival)

@@ -1,9 +1,10 @@
 """What work costs in seconds: encoding a segment, sending an entry. Measured, never assumed.
 
 Encoding ``n`` tokens takes ``step_s + token_s * n + pair_s * n * n``: reading the weights, the layers that are linear
-in length, attention. An entry of ``b`` bytes takes ``latency_s + b / bandwidth``. Coefficients are fitted to
-measurements at start-up and scaled by what is observed later; no coefficient is ever negative. Several segments share
-steps of ``batch_tokens`` at most, so what they take together is counted in whole steps.
+in length, attention; but no step takes less than ``floor_s``, which the host needs to launch what a GPU then does
+faster. An entry of ``b`` bytes takes ``latency_s + b / bandwidth``. Coefficients are fitted to measurements at start-up
+and scaled by what is observed later; no coefficient is ever negative. Several segments share steps of ``batch_tokens``
+at most, so what they take together is counted in whole steps.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ MOST_ROWS = 4
 # many at least and at most: what a few steps show is never believed.
 FIRST_STEPS, FEWEST_STEPS, LATEST_STEPS = 2, 5, 9
 AGREE_SHARE = 0.8
-# What is the same for every step (launches, weights read) should take no larger share of a batch than this.
-FIXED_SHARE = 0.1
+# What is the same for every step (launches, weights read) should take no larger share of a batch than this, and what
+# the host takes for it no larger one of what the device does.
+FIXED_SHARE, HOST_SHARE = 0.1, 0.5
+# Steps that take the same within this factor, though one has so many times the tokens of another, wait for the host.
+FLAT, FLAT_TOKENS = 1.25, 16
 LEAST_BATCH_TOKENS = 4096
 # Entries of one step travel together as far as they take no more than this, or than a share of a large GPU's memory
 # (``sending.py``); a larger one travels alone.
@@ -38,7 +42,8 @@ PARCEL_BYTES = 320 * 2**20
 @dataclass(frozen=True)
 class EncodeCost:
     """Seconds to encode; ``scale`` follows observation, and nearly all that was seen lies within a factor of ``spread``
-    of it; 0: too little was seen yet. ``batch_tokens`` is what a worker's step holds at most.
+    of it; 0: too little was seen yet. ``batch_tokens`` is what a worker's step holds at most, ``floor_s`` what a step
+    takes at least.
 
     Raises:
         ValueError: a coefficient is negative or not finite, or a step holds nothing.
@@ -50,6 +55,7 @@ class EncodeCost:
     scale: float = 1.0
     spread: float = 0.0
     batch_tokens: int = 8192
+    floor_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -60,32 +66,36 @@ class EncodeCost:
 
     def seconds(self, num_tokens: int) -> float:
         """Of one segment in a step of its own."""
-        return self.step_s * self.scale + self.marginal_s(num_tokens)
+        return max(self.floor_s * self.scale, self.step_s * self.scale + self.marginal_s(num_tokens))
 
     def marginal_s(self, num_tokens: int) -> float:
         """Of one more segment in a step that runs anyway."""
         return self.scale * (self.token_s * num_tokens + self.pair_s * num_tokens * num_tokens)
 
-    def steps_s(self, num_tokens: int) -> float:
-        """What is the same for every step, of all steps that so many tokens take."""
-        return -(-num_tokens // self.batch_tokens) * self.step_s * self.scale
+    def steps_s(self, num_tokens: int, marginal_s: float) -> float:
+        """Of all steps that so many tokens take, whose segments add up to ``marginal_s``."""
+        num_steps = -(-num_tokens // self.batch_tokens)
+        return max(num_steps * self.floor_s * self.scale, num_steps * self.step_s * self.scale + marginal_s)
 
     def together_s(self, num_tokens: Sequence[int]) -> float:
         """Of several segments, in as few steps as hold them."""
-        return self.steps_s(sum(num_tokens)) + sum(self.marginal_s(count) for count in num_tokens)
+        return self.steps_s(sum(num_tokens), sum(self.marginal_s(count) for count in num_tokens))
 
     def batched(self, most_tokens: int) -> EncodeCost:
         """With steps that are large enough for what they all pay to be a small share, and no larger than that: what was
         encoded leaves when its step ends."""
         wanted = LEAST_BATCH_TOKENS
-        while wanted < most_tokens and self.step_s > FIXED_SHARE * (self.step_s + wanted * self.token_s):
+        while wanted < most_tokens and not self._is_large(self.step_s + wanted * self.token_s):
             wanted *= 2
         return replace(self, batch_tokens=min(wanted, most_tokens))
+
+    def _is_large(self, step_s: float) -> bool:
+        return self.step_s <= FIXED_SHARE * step_s and self.floor_s <= HOST_SHARE * step_s
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[int | Sequence[int], float]]) -> EncodeCost:
         """From tokens of the segments of one step, or of its only one, and seconds: least squares on relative errors,
-        coefficients kept from being negative.
+        coefficients kept from being negative. What takes the same whatever it holds is the floor, and no part of that.
 
         Raises:
             ValueError: nothing was measured.
@@ -95,8 +105,10 @@ class EncodeCost:
         steps = [np.atleast_1d(np.asarray(tokens, dtype=np.float64)) for tokens, _ in measured]
         seconds = np.asarray([seconds for _, seconds in measured], dtype=np.float64)
         columns = np.stack([[1.0, tokens.sum(), np.square(tokens).sum()] for tokens in steps])
-        step_s, token_s, pair_s = _non_negative(columns / seconds[:, None], np.ones_like(seconds))
-        return cls(step_s, token_s, pair_s)
+        floor_s = _floor_s(columns[:, 1], seconds)
+        above = seconds > FLAT * floor_s
+        step_s, token_s, pair_s = _non_negative(columns[above] / seconds[above, None], np.ones(above.sum()))
+        return cls(step_s, token_s, pair_s, floor_s=floor_s)
 
 
 @dataclass
@@ -114,7 +126,8 @@ class Pace:
         if MOST_ROWS * num_rows > sum(num_tokens):
             return  # it says more of something else
         measured = replace(self.cost, scale=1.0, spread=0.0)
-        predicted_s = measured.seconds(num_rows) + sum(measured.marginal_s(count) for count in num_tokens)
+        segments_s = sum(measured.marginal_s(count) for count in num_tokens)
+        predicted_s = max(measured.floor_s, measured.step_s + measured.marginal_s(num_rows) + segments_s)
         self.num_steps += 1
         if self.num_steps <= FIRST_STEPS or predicted_s <= 0 or seconds <= 0:
             return
@@ -141,6 +154,14 @@ class Lately:
         """0 if nothing is known."""
         seen = list(self._seen)  # another thread may add to it
         return float(np.median(seen)) if seen else 0.0
+
+
+def _floor_s(num_tokens: Any, seconds: Any) -> float:
+    """What the steps take that take the same, though one has far more tokens than another; 0 if there are none, or too
+    few others to tell what tokens take."""
+    flat = seconds <= FLAT * seconds.min()
+    is_flat = num_tokens[flat].max() >= FLAT_TOKENS * num_tokens[flat].min()
+    return float(np.median(seconds[flat])) if is_flat and (~flat).sum() > 1 else 0.0
 
 
 def _agreed(ratios: Iterable[float]) -> tuple[float, float]:
@@ -226,9 +247,8 @@ def from_json(fields: Mapping[str, Any]) -> EncodeCost:
     Raises:
         ValueError: it is no cost.
     """
-    names = ("step_s", "token_s", "pair_s", "scale", "spread", "batch_tokens")
+    names = ("step_s", "token_s", "pair_s", "scale", "spread", "floor_s", "batch_tokens")
     is_sound = set(fields) == set(names) and all(isinstance(fields[n], (int, float)) for n in names)
     if not is_sound or not float(fields["batch_tokens"]).is_integer():
         raise ValueError(f"{fields!r:.80} is no cost.")
-    step_s, token_s, pair_s, scale, spread = (float(fields[n]) for n in names[:-1])
-    return EncodeCost(step_s, token_s, pair_s, scale, spread, int(fields["batch_tokens"]))
+    return EncodeCost(**{name: float(fields[name]) for name in names[:-1]}, batch_tokens=int(fields["batch_tokens"]))

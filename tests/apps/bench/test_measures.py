@@ -12,7 +12,7 @@ import torch
 from hypic.engine.plan import Piece
 from hypic.errors import HypicError
 from hypic.types import Policy
-from hypic_apps.bench import decode, driving, memory, start
+from hypic_apps.bench import decode, driving, encode, memory, start
 from hypic_apps.bench.floors import Limits
 from hypic_apps.bench.geometries import geometry
 from hypic_apps.bench.prompts import Shape
@@ -45,6 +45,12 @@ def test_encoding_is_measured_with_and_without_building(capsys: pytest.CaptureFi
     for r in records:
         assert r["building_share"] == pytest.approx(1 - r["plain_ms_p50"] / r["encode_ms_p50"])
         assert r["tokens_per_s"] == pytest.approx(r["num_segments"] * 64 / r["encode_ms_p50"] * 1e3)
+
+
+def test_encoding_is_measured_with_other_lengths_each_time(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ("encode", "--segments", "3", "--segment-tokens", "64", "--runs", "2", "--warmup", "1", "--vary", "0.5")
+    (record,) = bench(capsys, *grid)
+    assert record["vary"] == 0.5 and "3 x 64 +- 50%" in encode.text({"records": [record]})
 
 
 def test_a_profile_of_decoding_names_each_batch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

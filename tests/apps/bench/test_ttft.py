@@ -113,6 +113,47 @@ def test_every_arm_computes_the_tokens_it_should(capsys: pytest.CaptureFixture[s
     assert wider["warm"]["computed_tokens"] == 2 * 12 + 8
 
 
+@pytest.mark.parametrize("many", [2, 3])
+def test_segments_of_every_repetition_have_other_lengths(many: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """And every arm what it should compute; a control: without ``--vary`` all have one length."""
+    seen = list[list[int]]()
+    with pytest.MonkeyPatch.context() as patch:
+        sound = IdsSource.documents
+
+        def noted(source: IdsSource, shape: Shape, number: int) -> Any:
+            found = sound(source, shape, number)
+            seen.append([len(ids) for ids in found])
+            return found
+
+        patch.setattr(IdsSource, "documents", noted)
+        grid = ("--segments", str(many), "--decode-tokens", "0", "--runs", "4")
+        result = bench(capsys, *grid, "--segment-tokens", "96", "--vary", "0.4")
+        assert len({tuple(lengths) for lengths in seen}) == len(seen) == 4
+        assert all(96 - 38 <= length <= 96 + 38 for lengths in seen for length in lengths)
+        assert len({length for lengths in seen for length in lengths}) > many
+        found = by_arm(result)
+        assert {record["vary"] for record in found.values()} == {0.4}
+        assert found["full"]["computed_tokens"] == sum(seen[-1]) + 8 == found["full"]["prompt_tokens"]
+        assert found["warm"]["computed_tokens"] == many * 8 + 8
+        assert f"{many} x 96 +- 40% + 8" in ttft_command.text(result)
+        seen.clear()
+        assert by_arm(bench(capsys, *grid))["full"]["vary"] == 0 and seen == [[48] * many] * 4
+
+
+@pytest.mark.parametrize("vary", [0.0, 0.25, 0.9])
+@pytest.mark.parametrize("many", [1, 2, 5, 16])
+def test_the_whole_stays_about_as_long(many: int, vary: float) -> None:
+    """Exactly for an even number; the same in every process."""
+    shape = Shape(many, 100, 8, 3, vary)
+    totals = [sum(shape.lengths(str(seed))) - many * 100 for seed in range(50)]
+    assert max(map(abs, totals)) <= many % 2 * shape.most_varied
+    assert (len(set(totals)) > 1) == (many % 2 == 1 and vary > 0)
+    assert shape.num_tokens == many * 100 + 11 and max(totals) + shape.num_tokens <= shape.most_tokens
+    assert shape.lengths("x") == shape.lengths("x")
+    assert Shape(2, 100, 8, 3, 0.25).lengths("0|1|a") == [105, 95]
+    assert repr(shape) == repr(Shape(many, 100, 8, 3)), "ids without variation are drawn as before"
+
+
 def test_a_grid_leaves_out_what_is_too_long_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     grid = ("--segments", "1,2", "--segment-tokens", "48,64", "--max-prompt-tokens", "120", "--arms", "cold")
     result = bench(capsys, *grid)
@@ -159,6 +200,9 @@ def test_a_cell_that_fails_does_not_take_the_others_along(capsys: pytest.Capture
     ("arguments", "expected"),
     [
         (["--segment-tokens", "16"], "run live"),
+        (["--vary", "0.9"], "segments of 5 tokens are run live"),
+        (["--vary", "1"], "'1'"),
+        (["--vary", "some"], "'some'"),
         (["--segments", "0"], "'0'"),
         (["--arms", "hot"], "'hot'"),
         (["--geometry", "huge"], "'huge'"),

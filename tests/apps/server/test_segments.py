@@ -79,6 +79,16 @@ def test_listing_and_forgetting(http: httpx.Client) -> None:
         refused = http.delete(SEGMENTS, params=unclear)
         assert refused.status_code == 400 and "everything" in refused.json()["error"]["message"]
     assert http.get(SEGMENTS, params={"source": "list.md"}).json()["data"], "nothing went"
+    for query, told in (
+        ("name=rebuilt&sorce=other.md", "the parameter sorce is not known here; did you mean source?"),
+        ("source=list.md&colour=red", "the parameter colour is not known here; it takes name, source, namespace"),
+        ("source=other.md&source=list.md", "the parameter source is given 2 times; give it once."),
+    ):
+        for answer in (http.delete(f"{SEGMENTS}?{query}"), http.put(f"{SEGMENTS}/pin?{query}")):
+            assert answer.status_code == 400
+        assert http.delete(f"{SEGMENTS}?{query}").json()["error"]["message"].startswith(told)
+    assert http.get(SEGMENTS, params={"source": "list.md"}).json()["data"], "nothing went"
+    assert "it takes none." in http.get("/v1/hypic/entries?name=rebuilt").json()["error"]["message"]
 
 
 def test_entries_are_listed_and_pinned(http: httpx.Client) -> None:

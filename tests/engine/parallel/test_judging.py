@@ -27,6 +27,7 @@ from hypic.engine.trust import Trust
 
 NUM_HEADS = 4
 COST = {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "scale": 1.0, "spread": 0.0, "batch_tokens": 4096}
+COST["floor_s"] = 0.0
 SMALL = 1e-3
 
 

@@ -25,6 +25,7 @@ from hypic.engine.speech import result_of, result_to_json, task_of, task_to_json
 from hypic.errors import PromptTooLong, WorkerLost
 
 COST = {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "scale": 1.0, "spread": 0.0, "batch_tokens": 4096}
+COST["floor_s"] = 0.0
 EXAMPLES = [
     Hello(1, 2, 3, "127.0.0.1", 4, "cpu", "f", COST),
     Beat(1, 2, 3, 0.5, ("aa",), ()),

@@ -54,6 +54,37 @@ def test_a_cost_is_found_again_from_its_measurements() -> None:
         EncodeCost.fit([])
 
 
+# Seconds that steps of these segments took on an H200, whose host took 70 to 85 ms to launch any of them.
+LAUNCHED = (
+    ([64], 0.0853), ([256], 0.0857), ([1024], 0.0699), ([1024] * 4, 0.0739), ([1024] * 8, 0.1219),
+    ([4096] * 2, 0.1246), ([1024] * 16, 0.2353),
+)  # fmt: skip
+
+
+def test_steps_that_wait_for_the_host_say_nothing_of_tokens() -> None:
+    found = EncodeCost.fit(LAUNCHED).batched(16384)
+    assert 0.07 < found.floor_s < 0.085 and found.batch_tokens == 16384
+    for tokens, seconds in LAUNCHED:
+        assert found.together_s(tokens) == pytest.approx(seconds, rel=0.15)
+    assert found.seconds(64) == found.seconds(1024) == found.floor_s
+    assert found.together_s([1024] * 32) == pytest.approx(2 * 0.2353, rel=0.01), "two steps of the device's time"
+    assert found.together_s([64] * 2) == found.floor_s, "one launch"
+    straight = EncodeCost.fit([(tokens, ENCODE.together_s(tokens)) for tokens, _ in LAUNCHED])
+    assert straight.floor_s == 0.0, "where tokens cost from the first one on, there is none"
+    unclear = EncodeCost.fit([(64, 0.08), (1024, 0.08), (4096, 0.08)])
+    assert unclear.floor_s == 0.0 and unclear.seconds(2048) == pytest.approx(0.08, rel=0.1)
+
+
+def test_a_plan_halves_what_the_device_does_and_not_the_launches() -> None:
+    """Taken for straight, the same measurements make tokens look cheap, and launches what has to be shared out."""
+    cost = EncodeCost.fit(LAUNCHED).batched(16384)
+    drawn = np.random.default_rng(3).lognormal(-0.32, 0.8, 32)
+    wanted = jobs(*(max(64, int(1024 * one)) for one in drawn))
+    placed = longest_first(wanted, [Member(0, cost, NO_LINK), Member(1, cost, LINK)], 0)
+    shares = [sum(place.job.num_tokens for place in placed if place.rank == rank) for rank in range(2)]
+    assert max(shares) < 1.1 * min(shares)
+
+
 def test_a_cost_is_said_and_understood() -> None:
     assert from_json(to_json(ENCODE)) == ENCODE
     broken: list[dict[str, Any]] = [{}, {**to_json(ENCODE), "scale": "x"}, {**to_json(ENCODE), "token_s": -1.0}]

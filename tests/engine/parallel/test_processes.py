@@ -29,6 +29,7 @@ from tests.checkpoints import qwen
 from tests.engine.parallel.running import ENCODING, config, is_running, running, until
 
 COST = {"step_s": 0.01, "token_s": 1e-5, "pair_s": 0.0, "scale": 1.0, "spread": 0.0, "batch_tokens": 4096}
+COST["floor_s"] = 0.0
 FRONT = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in a shell's background ignore
