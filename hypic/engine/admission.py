@@ -276,8 +276,7 @@ class Admission:
         if pending is not None:
             request.outcomes.setdefault(key, ("hit", ""))
             return self._joined(request, self.jobs.load(request, span, pages, pending))
-        reason = self._reason(request, span, base, choice.reason)
-        request.outcomes.setdefault(key, ("encoded", reason))
+        request.outcomes.setdefault(key, ("encoded", self._reason(request, span, base, choice.reason)))
         encodes.append(self.jobs.encode(request, span, pages, base))
         return self._joined(request, encodes[-1])
 

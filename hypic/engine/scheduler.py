@@ -131,12 +131,10 @@ class Scheduler:
             if self.admission.place(first):
                 self.waiting.remove(first)
                 self.running[first.id] = first
-            elif self.running:
+            elif self.running or self.store.num_lent:
                 self.was_refused = True
                 return
             elif self.store.clear() == 0:
-                if self.store.num_lent:
-                    return
                 self._fail(first, StoreFull(TOO_SMALL))
 
     def _fill(self, work: Work, together: list[Request]) -> None:
