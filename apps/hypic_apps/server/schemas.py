@@ -74,12 +74,14 @@ class HypicOptions(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """``include_usage`` adds a last chunk with token counts; ``include_obfuscation`` changes nothing here."""
+    """``include_usage`` adds a last chunk with token counts; ``include_obfuscation`` changes nothing here, and
+    ``continuous_usage_stats``, counts in every chunk, is told in the report's notes: they are known at the end."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = False
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class AnyRequest(BaseModel):
@@ -120,7 +122,8 @@ class AnyRequest(BaseModel):
     @property
     def notes(self) -> Sequence[str]:
         """What is told of fields that were taken and have no effect."""
-        return unsupported.notes(self.model_extra or {})
+        more = self.stream and self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return [*unsupported.notes(self.model_extra or {}), *([unsupported.USAGE_IN_ALL] if more else [])]
 
     def refuse_unsupported(self) -> None:
         """Nothing that would change the answer is ignored, and no name that is not known.

@@ -25,6 +25,7 @@ _TOLD: Mapping[str, str] = {
     "reasoning_effort": "in chats, chat_template_kwargs tell the model's template how to think",
     "verbosity": "say in the prompt how long the answer should be",
 }
+USAGE_IN_ALL = "continuous_usage_stats was passed over: the last chunk has the counts, with include_usage"
 # Other values of these are refused; those listed are what this server does, the last one being named.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1), "best_of": (None, 1), "modalities": (None, ["text"]), "length_penalty": (None, 1.0),
