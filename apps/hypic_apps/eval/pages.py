@@ -51,6 +51,8 @@ TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "others": lambda found: tables.others(found.records),
     "knobs": lambda found: tables.knobs(found.records),
     "closer": lambda found: tables.closer(found.records),
+    "models": lambda found: tables.models(found.records),
+    "answers": lambda found: tables.answers(found.records),
     "goals": lambda found: tables.goals(found.records),
     "drift": lambda found: tables.drift(found.drift),
     "ends": lambda found: tables.ends(found.drift),

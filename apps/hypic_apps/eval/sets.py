@@ -16,7 +16,8 @@ from hypic_apps.eval import calls
 from hypic_apps.eval.items import Form, Item
 from hypic_apps.eval.pool import Pool
 from hypic_apps.train.passages import Ask, Passage
-from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
+from hypic_apps.train.requests import LISTS
+from hypic_apps.train.scenes import documents, key_facts, updates
 from hypic_apps.train.world import World
 
 SEED = 20_261

@@ -17,6 +17,11 @@ MEANT = ("S1", "S3", "S6", "S7", "S8")
 # Of the default policy, in shares: the mean gap, the end of its interval, and the gap on one set.
 MEAN_GOAL, MEAN_GOAL_LOW, WORST_GOAL = 0.005, 0.012, 0.02
 TOO_FEW = "by its value; too few items to say"
+# Of full recompute, by set and metric, in shares: what the bundled model was to answer.
+ANSWERED = (
+    ("S1", "exact_match", 0.95), ("S2-think", "exact_match", 0.80), ("S3", "rouge_l", 0.90),
+    ("S6", "refusal_precision", 0.85), ("S6", "refusal_recall", 0.85),
+)  # fmt: skip
 # Arms that no one would run: ways of composing that are wrong on purpose, and controls.
 ABLATIONS = ("addition", "last", "no-rotation", "no-passages", "gold-removed")
 SHORT = {"exact_match": "exact match", "rouge_l": "ROUGE-L", "tool": "right tool"}
@@ -132,6 +137,34 @@ def closer(records: Sequence[Record]) -> list[str]:
             kl = found.get((name, arm, "kl"))
             cells += [_points(apart(found.get((name, arm, primary(name))))), _small(None if kl is None else kl.value)]
         lines.append(f"| `{arm}` | {' | '.join(cells)} |")
+    return lines
+
+
+def models(records: Sequence[Record]) -> list[str]:
+    """Sets by models: full recompute and the default policy in per cent, the gap between them in points and the KL."""
+    names, parts = _names(records, "model"), ("full", "default", "gap, points", "KL")
+    found = {name: by_key([r for r in records if r.model == name]) for name in names}
+    lines = _head("set", [f"{name}: {part}" for name in names for part in parts])
+    for one in _names(records, "set"):
+        lines.append(f"| {one} | {' | '.join(cell for name in names for cell in _default(found[name], one))} |")
+    return lines
+
+
+def _default(found: Mapping[Key, Record], name: str) -> list[str]:
+    """What one model's default policy gives on one set, beside full recompute."""
+    full, default, kl = (
+        found.get((name, *key)) for key in ((FULL, primary(name)), (MAIN, primary(name)), (MAIN, "kl"))
+    )
+    return [_share(full), _share(default), _points(apart(default)), _small(None if kl is None else kl.value)]
+
+
+def answers(records: Sequence[Record]) -> list[str]:
+    """The model itself, by full recompute, against what it was to answer."""
+    found, lines = by_key(records), _head("goal of full recompute", ["measured", "met"])
+    for name, metric, least in ANSWERED:
+        if (record := found.get((name, FULL, metric))) is not None:
+            told = f"{SHORT.get(metric, metric.replace('_', ' '))} of at least {100 * least:.0f}"
+            lines.append(f"| {name}: {told} | {_share(record)} (n={record.n}) | {_yes(record.value >= least)} |")
     return lines
 
 

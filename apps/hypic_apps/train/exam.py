@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypic_apps.train import rules
+from hypic_apps.train import order, rules
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grid import CHUNK
 from hypic_apps.train.library import Library
@@ -22,15 +22,16 @@ from hypic_apps.train.model import Trainee
 from hypic_apps.train.names import Names
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.render import Encoder, Row, Turn, Weights, conversation
+from hypic_apps.train.requests import LISTS
 from hypic_apps.train.rows import padded
 from hypic_apps.train.rulebooks import Rulebooks
-from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
+from hypic_apps.train.scenes import documents, key_facts, updates
 from hypic_apps.train.schema import Schema, Split
 from hypic_apps.train.segments import Segmenting
 from hypic_apps.train.world import World
 
 ITEMS_SEED = 1_000_003
-IN_ORDER = ("update", "chunked", "keyfacts")
+IN_ORDER = ("update", "chunked", "keyfacts", *order.KINDS)
 # What is also answered through segments, when a model is tuned for that.
 THROUGH_SEGMENTS = ("one_hop", "latest_notice")
 ONLY_ANSWERS = Weights(passage=0.0, question=0.0, answer=1.0)
@@ -81,6 +82,7 @@ class Papers:
             "first_sentences": self.lists(7),
             "documents": self.documents(3),
             "rules": self.rules(num_passages),
+            "order": self.order(7),
         }
         return {name: self.paper(maker, num_items, seed) for seed, (name, maker) in enumerate(makers.items())}
 
@@ -120,6 +122,16 @@ class Papers:
             passages = World(self.names, self.schema, "test", r, self.library.sentences).passages(number, 4)
             r.shuffle(passages)
             return passages, [key_facts(passages, LISTS[-1])]
+
+        return make
+
+    def order(self, number: int) -> Maker:
+        """Where passages stand: how one begins, what follows another, the first words of all."""
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            passages = World(self.names, self.schema, "test", r, self.library.sentences).passages(number, 4)
+            r.shuffle(passages)
+            return passages, order.asks_of(passages, "test", r, 1)
 
         return make
 

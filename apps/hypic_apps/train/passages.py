@@ -26,12 +26,16 @@ class Fact:
 
 @dataclass(frozen=True)
 class Ask:
-    """A question and its answer, both as plain text; ``kind`` names what it exercises, ``about`` what it rests on."""
+    """A question and its answer, both as plain text; ``kind`` names what it exercises, ``about`` what it rests on.
+
+    ``starts`` are the places, in characters of the answer, at which the items of a list begin.
+    """
 
     kind: str
     question: str
     answer: str
     about: tuple[Fact, ...] = field(default=(), compare=False)
+    starts: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

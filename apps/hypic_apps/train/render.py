@@ -7,6 +7,7 @@ special token spelled in it stays text.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,25 +28,45 @@ class Weights:
     text: float = 1.0
 
 
+# Tokens at the beginning of an item that decide which item it is.
+NUM_DECIDING = 2
+
+
+@dataclass(frozen=True)
+class Emphasis:
+    """How much the tokens of an answer count: the first two of each of its items, its end, and all others."""
+
+    token: float = 1.0
+    start: float = 1.0
+    end: float = 1.0
+
+
 @dataclass(frozen=True)
 class Piece:
-    """A run of text, or, if ``special``, one special token; ``weight`` is its tokens' weight in the loss."""
+    """A run of text, or, if ``special``, one special token; ``weight`` is its tokens' weight in the loss.
+
+    At the places ``starts``, in characters of the text, items begin: two tokens from there weigh ``start_weight``.
+    """
 
     text: str
     weight: float
     special: bool = False
     is_passage: bool = False
+    starts: tuple[int, ...] = ()
+    start_weight: float = 0.0
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A user message, passages then question, and the assistant's answer; ``weight`` is how much the answer counts."""
+    """A user message, passages then question, and the assistant's answer, of which items begin at the characters
+    ``starts``; ``emphasis`` is how much its tokens count."""
 
     passages: Sequence[str]
     question: str
     answer: str
     labels: Sequence[str] = ()
-    weight: float = 1.0
+    emphasis: Emphasis = Emphasis()
+    starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,9 +91,15 @@ def conversation(turns: Sequence[Turn], weights: Weights, system: str = "", *, b
         if number or not bare:
             pieces.append(_role("user"))
         pieces += _user(turn, weights)
-        answer = weights.answer * turn.weight
-        pieces += [_end(0.0), _role("assistant"), Piece(turn.answer, answer), _end(answer)]
+        pieces += [_end(0.0), _role("assistant"), *_answer(turn, weights.answer)]
     return pieces
+
+
+def _answer(turn: Turn, weight: float) -> list[Piece]:
+    """The answer as one piece, so that it has the tokens of a whole text whatever counts how much."""
+    told = turn.emphasis
+    answer = Piece(turn.answer, weight * told.token, starts=turn.starts, start_weight=weight * told.start)
+    return [answer, _end(weight * told.end)]
 
 
 def _user(turn: Turn, weights: Weights) -> list[Piece]:
@@ -129,5 +156,14 @@ class Encoder:
             run = [self.special(piece.text)] if piece.special else encoded[piece.text]
             spans += [(len(ids), len(ids) + len(run))] if piece.is_passage else []
             ids += run
-            weights += [piece.weight] * len(run)
+            weights += self._weights(piece) if piece.starts else [piece.weight] * len(run)
         return Row(np.array(ids, np.int64), np.array(weights, np.float32), tuple(spans))
+
+    def _weights(self, piece: Piece) -> list[float]:
+        """The weight of every token of a piece with items; offsets tell which tokens begin one."""
+        ends = [end for _, end in self.tokenizer.encode(piece.text, add_special_tokens=False).offsets]
+        weights = [piece.weight] * len(ends)
+        for start in piece.starts:
+            first = bisect_right(ends, start)
+            weights[first : first + NUM_DECIDING] = [piece.start_weight] * len(ends[first : first + NUM_DECIDING])
+        return weights

@@ -12,34 +12,21 @@ from random import Random
 
 import numpy as np
 
-from hypic_apps.train import rules
+from hypic_apps.train import manners, order, rules
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grammar import enriched
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.library import Library
 from hypic_apps.train.names import Names
 from hypic_apps.train.passages import Ask, Fact, Passage
-from hypic_apps.train.render import Encoder, Piece, Row, Turn, Weights, conversation
+from hypic_apps.train.render import Emphasis, Encoder, Piece, Row, Turn, Weights, conversation
+from hypic_apps.train.requests import LISTS
 from hypic_apps.train.rulebooks import Rulebooks
-from hypic_apps.train.scenes import LISTS, documents, key_facts, updates
+from hypic_apps.train.scenes import documents, key_facts, updates
 from hypic_apps.train.schema import Schema
 from hypic_apps.train.thesaurus import Thesaurus
-from hypic_apps.train.variety import UNINVENTED, is_alike
-from hypic_apps.train.world import IMPLIED, NOT_STATED, World
-
-SYSTEMS = (
-    "You answer from the passages.", "Answer the question with words from the text.", "You are a helpful assistant.",
-    "Use only the documents given.", "Answer briefly.", "You answer questions about documents. Be short and exact.",
-    "Read the passages and answer.", "If the passages do not say it, answer: not stated.",
-    "You answer questions from the given passages. Keep it short.", "Answer from the documents, and only from them.",
-)  # fmt: skip
-WRAPPERS = (
-    "Question: {}", "{} Answer briefly.", "{}\nAnswer:", "Answer from the passages: {}", "Please tell me: {}",
-    "I have a question: {}", "{} Keep it short.", "Q: {}", "One more question: {}", "According to the passages: {}",
-    "Hello! {}", "{} Thanks.", "From the text above: {}", "Quick question: {}", "{} Just the answer, please.",
-    "I read all of this and still don't know: {}", "Look it up: {}", "{} Only use what is written above.",
-)  # fmt: skip
-LABELS = ("Source {}:", "[{}]", "Passage {}:", "Document {}")
+from hypic_apps.train.variety import IMPLIED, UNINVENTED, is_alike
+from hypic_apps.train.world import NOT_STATED, World
 
 
 @dataclass(frozen=True)
@@ -60,13 +47,22 @@ FULL = {
     "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.2,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
-DATA_VERSION = 5
+DATA_VERSION = 6
 # How much a token of a long answer counts: lists and reasoning lines are most of what is answered and easier to learn
-# than short answers. Passages count little: nothing foretells most of their words.
-LONG_ANSWERS = {"2hop_think": 0.35, "keyfacts": 0.6, "facts": 0.3}
+# than short answers; but which passage comes next is decided where an item begins, and at the end whether one comes at
+# all. Passages count little: nothing foretells most of their words.
+LISTED_IN_ORDER = Emphasis(0.6, start=4.0, end=2.0)
+LONG_ANSWERS = {
+    "2hop_think": Emphasis(0.35, end=0.35), "keyfacts": LISTED_IN_ORDER, "order_list": LISTED_IN_ORDER,
+    "order_sentence": Emphasis(0.5, start=2.0), "facts": Emphasis(0.3, start=1.5),
+}  # fmt: skip
 LATER = Weights(passage=0.05, question=0.03, text=0.5)
 # Few and short passages a list, so that there are many lists: their order is learned from where each item begins.
 LISTED = (2, 9)
+# The chance that a context is also asked about the order of its passages; of such contexts, the share that has few
+# passages, and how few. Longer rows are asked more, so that the share of such questions stays.
+ORDERED, SHORT_ORDERED, FEW = 0.4, 0.6, (2, 5)
+TOKENS_PER_ORDER_ASK = 200
 # The chance that sections of a rulebook stand among the passages of a context.
 RULED = 0.36
 # The chance that a context with real passages is asked about an article that is not among them.
@@ -118,7 +114,7 @@ class Rows:
             return padded(row, stage.num_tokens, start)
         if kind == "repeat":
             return self._repeated(stage, r)
-        system = r.choice(SYSTEMS) if r.random() < 0.4 else ""
+        system = r.choice(manners.SYSTEMS) if r.random() < 0.4 else ""
         told: set[str] = set()  # words of rules: a later message must not bring the same with another value
         row = self._block(kind, stage, stage.num_tokens, system, r, told)
         while stage.num_tokens - len(row) > 120 and len(row) < 0.9 * stage.num_tokens:
@@ -168,7 +164,9 @@ class Rows:
         """A chat about passages that take half to most of ``room`` tokens; it begins bare one time in ten."""
         share = room / stage.num_tokens
         number = max(1, round(r.randint(*stage.passages) * min(1.0, share + 0.1)))
-        number = r.randint(*LISTED) if kind == "lists" else number
+        ordered = share == 1.0 and stage.num_tokens > 256 and r.random() < ORDERED
+        if kind == "lists" or (ordered and r.random() < SHORT_ORDERED):
+            number = r.randint(*(LISTED if kind == "lists" else FEW))
         passages, asks = self.context(kind, number, stage, r, told_before)
         known = dict(zip(texts := [p.text for p in passages], self.encoder.texts(texts), strict=True))
         most = r.uniform(0.35, 0.6) if kind == "lists" else r.uniform(0.5, 0.85)
@@ -181,15 +179,17 @@ class Rows:
         questions = [a for a in asks if a not in left_out and (whole or kind == "lists" or _is_answered(a, told))]
         if not whole and kind != "lists" and stage.num_tokens > 512:
             questions += unanswered(left_out, kept, r)
+        number = r.randint(2, 3 + stage.num_tokens // TOKENS_PER_ORDER_ASK) if ordered else 0
+        questions += order.asks_of(kept, "train", r, number)
         if not questions:
             return self._block(kind, stage, room, system, r, told_before)
         r.shuffle(questions)
         free = room - sum(len(known[p.text]) for p in kept)
         turns = [
-            Turn((), _wrapped(a.question, r), a.answer, weight=LONG_ANSWERS.get(a.kind, 1.0))
+            Turn((), manners.wrapped(a.question, r), a.answer, (), LONG_ANSWERS.get(a.kind, Emphasis()), a.starts)
             for a in _at_most(questions, free)
         ]
-        turns[0] = replace(turns[0], passages=texts[: len(kept)], labels=_labels(len(kept), r))
+        turns[0] = replace(turns[0], passages=texts[: len(kept)], labels=manners.labels(len(kept), r))
         bare = share == 1.0 and r.random() < 0.1
         return self.encoder.row(conversation(turns, stage.weights, system, bare=bare), known)
 
@@ -262,22 +262,6 @@ def joined(first: Row, second: Row) -> Row:
     """One row behind the other."""
     ids, weights = np.concatenate([first.ids, second.ids]), np.concatenate([first.weights, second.weights])
     return Row(ids, weights, (*first.spans, *((len(first) + a, len(first) + b) for a, b in second.spans)))
-
-
-def _wrapped(question: str, r: Random) -> str:
-    chance = r.random()
-    if chance < 0.78:
-        return question
-    if chance < 0.90:
-        return r.choice(WRAPPERS).replace("{}", question)
-    return question.rstrip("?").lower() if chance < 0.96 else question[:1].lower() + question[1:].rstrip("?.")
-
-
-def _labels(number: int, r: Random) -> tuple[str, ...]:
-    if r.random() > 0.06:
-        return ()
-    form = r.choice(LABELS)
-    return tuple(form.format(i + 1) for i in range(number))
 
 
 def _plain_texts(corpus: Corpus, library: Library) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from random import Random
 
 from hypic_apps.train.passages import Ask, Fact, Passage, ask, said, sentences, state
+from hypic_apps.train.requests import FACTS, LISTS, numbered, strung
 from hypic_apps.train.world import World
 
 NOTICES = ("project", "product", "company", "museum", "handbook", "meeting")
@@ -18,15 +19,6 @@ DESCRIPTIONS = {
     "book": "the book", "film": "the film", "museum": "the building", "project": "the project",
     "product": "the device", "festival": "the event", "club": "the club",
 }  # fmt: skip
-LISTS = (
-    "List the first sentence of each passage.", "Give the first sentence of every passage, in order.",
-    "What is the first sentence of each passage?", "Copy the first sentence of each passage.",
-    "Write down the first sentence of every passage.",
-)  # fmt: skip
-FACTS = (
-    "List all facts about {s}.", "What do the passages say about {s}?", "Tell me everything about {s}.",
-    "Write down all that is said about {s}.",
-)  # fmt: skip
 
 
 def updates(world: World, number: int, *, filled: float = 0.0) -> list[Passage]:
@@ -69,7 +61,8 @@ def _document(world: World, kind: str, pieces: tuple[int, int]) -> list[Passage]
     title = subject[:1].upper() + subject[1:]
     heads = [r.choice([f"{title}. ", f"# {title}\n\n"]), *(r.choice(["", "", "(continued) "]) for _ in facts[1:])]
     asks = [(Ask("chunked", ask(fact, world.split, r).question, fact.value, (fact,)),) for fact in facts[1:]]
-    whole = Ask("facts", wording(FACTS, world, r).replace("{s}", subject), " ".join(told), tuple(facts))
+    listed, starts = strung(told, [""] * len(told))
+    whole = Ask("facts", wording(FACTS, world, r).replace("{s}", subject), listed, tuple(facts), starts)
     return [
         Passage(head + text + _filler(world, 1, 3), text, found, (fact,))
         for head, text, found, fact in zip(heads, told, [(whole,), *asks], facts, strict=True)
@@ -93,5 +86,5 @@ def wording(templates: Sequence[str], world: World, r: Random) -> str:
 
 def key_facts(passages: Sequence[Passage], question: str = LISTS[0]) -> Ask:
     """The first sentence of every passage, in order."""
-    listed = " ".join(f"({i}) {p.first}" for i, p in enumerate(passages, 1))
-    return Ask("keyfacts", question, listed)
+    listed, starts = numbered([p.first for p in passages])
+    return Ask("keyfacts", question, listed, starts=starts)

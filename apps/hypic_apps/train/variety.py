@@ -23,6 +23,8 @@ RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
 # Of near misses, those of a kind of value that the thing has: as a rule, they would teach to refuse whatever is told in
 # unknown words.
 NEAREST = 0.2
+# Relations of which another thing's passage may tell, so their absence cannot be asked for.
+IMPLIED = frozenset({"spouse", "country", "lifespan", "birth_year", "death_year", "twin", "role"})
 UNINVENTED = ("task", "handbook", "meeting", "rules")
 MENTIONS = (
     "More about {s} on another page.", "See also the notes on {s}.", "The same was asked about {s}.",
@@ -90,6 +92,19 @@ def missing(world: World, kind: str, subject: str, relations: Sequence[Relation]
     near = [x for x in free if x.value in values]
     hard = near if world.r.random() < NEAREST else [x for x in free if x.key in others and x.value not in values]
     return hard if hard and world.r.random() < 0.8 else free
+
+
+def lacking(world: World, kind: str, subject: str) -> list[Relation]:
+    """Plain relations that a thing lacks and others of its kind have: the nearest that a passage can miss.
+
+    None for whose kind of value the thing has one told in any words, which the question might mean.
+    """
+    plain = {id(x) for x in world.schema[kind] if not x.invented}
+    own = [f.relation for f in world.facts if f.subject == subject]
+    strange = {x.value for x in own if id(x) not in plain}
+    others = {id(f.relation): f.relation for f in world.facts if f.kind == kind and id(f.relation) in plain}
+    near = [x for x in others.values() if x.value not in strange and x.key not in IMPLIED]
+    return [x for x in near if not any(is_alike(x, o) or is_alike(o, x) for o in own)]
 
 
 def bridging(world: World, first: Fact) -> str:

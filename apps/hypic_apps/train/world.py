@@ -6,6 +6,7 @@ world share kinds, relations and family names. The generator is a function of it
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -29,8 +30,6 @@ from hypic_apps.train.passages import (
 )
 from hypic_apps.train.schema import Relation, Schema, Split
 
-# relations of which another thing's passage may tell, so their absence cannot be asked for
-IMPLIED = frozenset({"spouse", "country", "lifespan", "birth_year", "death_year", "twin", "role"})
 KINDS = {
     "person": 5, "company": 4, "city": 3, "country": 3, "product": 3, "handbook": 2, "project": 3, "meeting": 2,
     "task": 2, "museum": 2, "book": 2, "film": 2, "festival": 1, "river": 1, "mountain": 1, "animal": 2, "club": 1,
@@ -199,7 +198,8 @@ class World:
         self.r.shuffle(backwards)
         return [
             *backwards[: 1 + number // 12],
-            *self.unstated_asks(1 + number // 20),
+            *self.unstated_asks(self.r.randint(0, 1 + number // 20)),
+            *self.lacked_asks(number // 13),
             *self.unknown_asks(self.r.randint(0, 1 + number // 40)),
             *self.two_hop_asks(2 + number // 3),
         ]
@@ -216,6 +216,17 @@ class World:
             out.append(Ask("none", named, NOT_STATED))
         return out
 
+    def lacked_asks(self, number: int) -> list[Ask]:
+        """Plain questions for what a thing lacks and another of its kind has, about ``number`` things at most."""
+        subjects = sorted({(f.kind, f.subject) for f in self.facts if f.kind not in ("task", "handbook")})
+        self.r.shuffle(subjects)
+        found = (variety.lacking(self, kind, subject) for kind, subject in subjects)
+        near = ((subject, x) for (_, subject), x in zip(subjects, found, strict=True) if x)
+        return [
+            Ask("none", self.r.choice(self.r.choice(x).asked(self.split)).replace("{s}", subject), NOT_STATED)
+            for subject, x in itertools.islice(near, number)
+        ]
+
     def unstated_asks(self, number: int) -> list[Ask]:
         """Relations that no passage states; the answer says so."""
         told = {(f.subject, f.relation.key) for f in self.facts}
@@ -226,7 +237,7 @@ class World:
                 found = clues.missing_clue(self, kind, subject, self.relations(kind))
                 out += [Ask("none", found, NOT_STATED)] if found else []
                 continue
-            missing = [x for x in self.relations(kind) if (subject, x.key) not in told and x.key not in IMPLIED]
+            missing = [x for x in self.relations(kind) if (subject, x.key) not in told and x.key not in variety.IMPLIED]
             if self.split == "train":
                 missing = variety.missing(self, kind, subject, missing)
             if missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,8 @@ from hypic_apps.eval.drift import Drift, Layer
 from hypic_apps.eval.records import Record
 
 ROOT = Path(__file__).parents[3]
-OWN = (ROOT / "README.md", ROOT / "apps" / "hypic_apps" / "eval" / "README.md")
+CARD = ROOT / "hypic" / "checkpoints" / "hypic-tiny" / "README.md"
+OWN = (ROOT / "README.md", ROOT / "apps" / "hypic_apps" / "eval" / "README.md", CARD)
 
 
 def _record(set: str, arm: str, metric: str, value: float, gap: float | None = None) -> Record:
@@ -49,10 +50,8 @@ def _written(folder: Path) -> Path:
 @pytest.mark.parametrize("page", OWN, ids=lambda path: path.parent.name)
 def test_the_projects_pages_tell_what_its_results_hold(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert len(pages.MARK.findall(text)) >= 2
-    assert pages.filled(text, page.parent) == text, (
-        "run: hypic eval --fill README.md --fill apps/hypic_apps/eval/README.md"
-    )
+    assert len(pages.MARK.findall(text)) >= (1 if page == CARD else 2)
+    assert pages.filled(text, page.parent) == text, f"run: hypic eval --fill {page.relative_to(ROOT)}"
 
 
 def test_a_page_is_filled_between_its_marks_and_nowhere_else(
@@ -103,6 +102,25 @@ def test_every_table_can_be_made(tmp_path: Path) -> None:
     for name in pages.TABLES:
         text = pages.filled(f"<!-- hypic eval: {name} found.json -->\n<!-- end -->", tmp_path)
         assert name == "others" or text.count("\n|") >= 2, name
+
+
+def test_two_models_stand_side_by_side_on_every_set() -> None:
+    kl = Record("tiny", "S5", "transition", "kl", 0.25, 100)
+    tuned = [replace(r, model="tuned") for r in RECORDS if r.set == "S5" and r.arm == "full"]
+    head, _, *rows = tables.models([*RECORDS, kl, *tuned])
+    assert head.startswith("| set | tiny: full | tiny: default | tiny: gap, points | tiny: KL | tuned: full |")
+    assert rows[0] == "| S1 | 90.0 (80-100) | 89.8 (80-100) | -0.2 (-1.2 to +0.8) |  |  |  |  |  |"
+    assert rows[2] == "| S5 | 90.0 (80-100) | 70.0 (60-80) | -20.0 (-21.0 to -19.0) | 0.25 | 90.0 (80-100) |  |  |  |"
+    assert [row.split(" | ")[0] for row in rows] == ["| S1", "| S8", "| S5"]
+
+
+def test_what_the_model_was_to_answer_is_told_met_or_not() -> None:
+    refused = [_record("S6", "full", metric, value) for metric, value in (("refusal_precision", 0.85), ("f1", 0.1))]
+    _, _, *rows = tables.answers([*RECORDS, *refused])
+    assert rows == [
+        "| S1: exact match of at least 95 | 90.0 (80-100) (n=100) | no |",
+        "| S6: refusal precision of at least 85 | 85.0 (75-95) (n=100) | yes |",
+    ]
 
 
 def test_goals_are_met_or_not() -> None:

@@ -15,7 +15,8 @@ from hypic_apps.eval.items import Item, digest
 from hypic_apps.train import schema
 from hypic_apps.train.corpus import held_out
 from hypic_apps.train.names import coined
-from hypic_apps.train.scenes import DESCRIPTIONS, FACTS, LISTS
+from hypic_apps.train.requests import FACTS, LISTS
+from hypic_apps.train.scenes import DESCRIPTIONS
 from hypic_apps.train.world import NOT_STATED
 
 SMOKE = Path(__file__).parents[2] / "data" / "eval_smoke.json.xz"

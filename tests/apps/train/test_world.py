@@ -14,10 +14,11 @@ from hypic_apps.train.grammar import enriched
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import MAKERS, Names
 from hypic_apps.train.passages import PRONOUNS, table
-from hypic_apps.train.scenes import FACTS, LISTS, documents, key_facts, updates, wording
+from hypic_apps.train.requests import FACTS, LISTS
+from hypic_apps.train.scenes import documents, key_facts, updates, wording
 from hypic_apps.train.schema import Schema, Split
 from hypic_apps.train.thesaurus import Thesaurus
-from hypic_apps.train.variety import UNINVENTED, is_alike, mention, missing, roster
+from hypic_apps.train.variety import UNINVENTED, is_alike, lacking, mention, missing, roster
 from hypic_apps.train.words import past, plural
 from hypic_apps.train.world import KINDS, NOT_STATED, THINK, World
 
@@ -167,7 +168,7 @@ def test_training_balances_what_it_asks(corpus: Corpus, relations: Schema) -> No
         asks = [ask for passage in made.passages(12, 5) for ask in passage.asks]
         kinds.update(ask.kind for ask in [*asks, *made.training_asks(len(asks))])
     shares = {kind: number / kinds.total() for kind, number in kinds.items()}
-    assert 0.02 < shares["none"] < 0.07 and 0.15 < shares["2hop_think"] < 0.35 and shares["2hop"] > 0.05
+    assert 0.04 < shares["none"] < 0.09 and 0.15 < shares["2hop_think"] < 0.35 and shares["2hop"] > 0.04
 
 
 def test_things_that_no_passage_tells_of_are_not_stated(corpus: Corpus, relations: Schema) -> None:
@@ -191,7 +192,7 @@ def test_pieces_of_documents_keep_the_name_for_the_first(corpus: Corpus, relatio
 def test_requests_for_lists_keep_one_wording_back(corpus: Corpus, relations: Schema) -> None:
     for templates in (LISTS, FACTS):
         asked = {wording(templates, world(corpus, relations, seed), Random(seed)) for seed in SEEDS}
-        assert asked == set(templates[:-1])
+        assert len(asked) > 30 and asked <= set(templates[:-1])
         assert wording(templates, world(corpus, relations, 1, "test"), Random(1)) == templates[-1]
 
 
@@ -296,6 +297,45 @@ def test_what_a_thing_might_be_said_to_have_is_not_asked_as_missing(corpus: Corp
                 assert not any(is_alike(relation, o) for o in own)
                 hard += relation.key in {f.relation.key for f in made.facts if f.kind == kind}
     assert hard > 50
+
+
+def test_what_a_thing_lacks_is_what_another_of_its_kind_has(corpus: Corpus, more: Schema) -> None:
+    seen = strange = 0
+    for seed in SEEDS:
+        made = rich(corpus, more, seed)
+        made.passages(8, 5)
+        for kind, subject in sorted({(f.kind, f.subject) for f in made.facts if f.kind not in UNINVENTED}):
+            own = [f.relation for f in made.facts if f.subject == subject]
+            others = {f.relation.key for f in made.facts if f.kind == kind and f.subject != subject}
+            known = {x.key: x for x in made.relations(kind)}
+            odd = {x.value for x in own if x.invented or x.statements != known[x.key].statements}
+            strange += len(odd)
+            for relation in lacking(made, kind, subject):
+                seen += 1
+                assert not relation.invented and relation.key in others and relation.value not in odd
+                assert relation.key not in {x.key for x in own}
+    assert seen > 200 and strange > 100
+
+
+def test_what_a_thing_lacks_is_asked_plainly(corpus: Corpus, more: Schema) -> None:
+    seen = 0
+    for seed in SEEDS:
+        made = rich(corpus, more, seed)
+        made.passages(8, 5)
+        subjects = {f.subject: f.kind for f in made.facts if f.kind not in ("task", "handbook")}
+        found = made.lacked_asks(3)
+        seen += len(found)
+        assert len(found) <= 3
+        for ask in found:
+            forms = {
+                q.replace("{s}", subject)
+                for subject, kind in subjects.items()
+                if subject in ask.question
+                for x in lacking(made, kind, subject)
+                for q in x.asked("train")
+            }
+            assert ask.answer == NOT_STATED and ask.question in forms
+    assert seen > 100
 
 
 def test_tables_and_mentions_name_their_things(corpus: Corpus, more: Schema) -> None:
