@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
+from hypic.config import EngineConfig
 from hypic.engine.engine import Engine
 from hypic.engine.plan import Piece
 from hypic_apps.bench import driving, floors
 from hypic_apps.bench.geometries import geometry
 from hypic_apps.bench.options import add_common, add_vary, is_small, note, numbers, shown, varied, whole, with_defaults
-from hypic_apps.bench.prompts import Shape
+from hypic_apps.bench.prompts import Shape, check_cached
 from hypic_apps.bench.records import about, device_of_settings, number, percentile, table
 from hypic_apps.bench.session import Session, session
 from hypic_apps.cli.options import engine_settings
@@ -50,9 +51,10 @@ def run(args: argparse.Namespace) -> int:
     """Measures and prints."""
     made, settings = geometry(args.geometry), engine_settings(args)
     device = device_of_settings(settings)
-    limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     shapes = [Shape(many, length, 0, vary=args.vary) for many in args.segments
               for length in args.segment_tokens or [128 if is_small(device, made) else 1024]]  # fmt: skip
+    check_cached(shapes, EngineConfig.of(**settings).policy)
+    limits = floors.measure(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     most, longest = max(s.num_segments for s in shapes), max(s.segment_tokens + s.most_varied for s in shapes)
     settings = with_defaults(settings, max_running=most, max_context=longest + 64)
     note(f"building {made.name} on {device}")

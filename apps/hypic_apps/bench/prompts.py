@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hypic.engine.plan import Piece
 from hypic.engine.token_ids import TokenIds
 from hypic.engine.tokenizer import Tokenizer
-from hypic.types import Prompt, Segment
+from hypic.types import Policy, Prompt, Segment
 from hypic_apps.cli.errors import InputError
 
 WORD = re.compile(r" [a-z]{3,}")
@@ -59,6 +59,19 @@ class Shape:
         changes = [*more, *(-n for n in more)][: self.num_segments]
         draw.shuffle(changes)
         return [self.segment_tokens + change for change in changes]
+
+
+def check_cached(shapes: Sequence[Shape], policy: Policy) -> None:
+    """
+    Raises:
+        InputError: segments are so short, or may come to be, that they are always run live.
+    """
+    shape = min(shapes, key=lambda shape: shape.segment_tokens - shape.most_varied)
+    least = shape.segment_tokens - shape.most_varied
+    if not policy.with_(reuse="segments").interiors(least):
+        shortest = max(policy.shortest, policy.seam + policy.tail_seam + 1)
+        way_out = f"pass --segment-tokens {shortest} or more" + (", or a smaller --vary" if shape.vary else "")
+        raise InputError(f"segments of {least} tokens are run live; {way_out}.")
 
 
 @dataclass(frozen=True)

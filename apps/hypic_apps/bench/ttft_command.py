@@ -34,7 +34,7 @@ from hypic_apps.bench.options import (
     with_defaults,
 )
 from hypic_apps.bench.peer_process import Told
-from hypic_apps.bench.prompts import Shape
+from hypic_apps.bench.prompts import Shape, check_cached
 from hypic_apps.bench.records import about, device_of_settings, number, save, table, write
 from hypic_apps.bench.session import Session, session
 from hypic_apps.bench.ttft import ARMS, Cell, Plan
@@ -171,11 +171,7 @@ def cells(args: argparse.Namespace, device: torch.device, made: Geometry) -> tup
     if not fitting:
         raise InputError(f"every prompt is longer than {args.max_prompt_tokens} tokens; raise --max-prompt-tokens.")
     left_out = [f"{shape.num_segments} x {shape.segment_tokens}" for shape in grid if shape not in fitting]
-    policy = EngineConfig.of(**engine_settings(args)).policy
-    shortest = max(policy.shortest, policy.seam + policy.tail_seam + 1)
-    least = min(shape.segment_tokens - shape.most_varied for shape in grid)
-    if not policy.with_(reuse="segments").interiors(least):
-        raise InputError(f"segments of {least} tokens are run live; pass {shortest} or more.")
+    check_cached(grid, EngineConfig.of(**engine_settings(args)).policy)
     for text in left_out:
         note(f"left out as too long: {text}")
     return fitting, left_out

@@ -74,12 +74,14 @@ class HypicOptions(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """``include_usage`` adds a last chunk with token counts; ``include_obfuscation`` changes nothing here."""
+    """``include_usage`` adds a last chunk with token counts; ``include_obfuscation`` changes nothing here, and
+    ``continuous_usage_stats``, counts in every chunk, is told in the report's notes: they are known at the end."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool | None = False
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class AnyRequest(BaseModel):
@@ -120,7 +122,8 @@ class AnyRequest(BaseModel):
     @property
     def notes(self) -> Sequence[str]:
         """What is told of fields that were taken and have no effect."""
-        return unsupported.notes(self.model_extra or {})
+        more = self.stream and self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return [*unsupported.notes(self.model_extra or {}), *([unsupported.USAGE_IN_ALL] if more else [])]
 
     def refuse_unsupported(self) -> None:
         """Nothing that would change the answer is ignored, and no name that is not known.
@@ -137,6 +140,8 @@ class AnyRequest(BaseModel):
             ConfigError: a value lies outside its range.
         """
         given = {name: value for name in (*_NUMBERS, "seed", "stop") if (value := getattr(self, name)) is not None}
+        if self.top_k == -1:  # as clients of other open servers say that there is no limit
+            del given["top_k"]
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, ignore_eos=bool(self.ignore_eos), **given)
 
 
@@ -189,22 +194,18 @@ class ChatRequest(AnyRequest):
         """The tools that the model may call.
 
         Raises:
-            ApiError: 400 for a tool that is no function, or a choice that cannot be forced on the model.
+            ApiError: 400 for a tool that is no function, or a choice that cannot be forced on the model. Whether one
+                call is wanted at a time is looked at in the answer.
         """
         tools = self.tools or []
         for index, tool in enumerate(tools):
             function = tool.get("function")
             if tool.get("type") != "function" or not isinstance(function, dict) or not function.get("name"):
                 raise refused(f"tools.{index} is no function with a name; only functions can be called.", "tools")
-        if not tools or self.tool_choice == "none":
-            return []
-        if self.tool_choice not in (None, "auto"):
+        if self.tool_choice not in (None, "auto", "none"):
             raise refused("a tool call cannot be forced on the model; set tool_choice to 'auto' or 'none'.",
                           "tool_choice", "unsupported_field")  # fmt: skip
-        if self.parallel_tool_calls is False:
-            raise refused("the model cannot be held to one call at a time; leave parallel_tool_calls out.",
-                          "parallel_tool_calls", "unsupported_field")  # fmt: skip
-        return tools
+        return [] if self.tool_choice == "none" else tools
 
 
 class CompletionRequest(AnyRequest):

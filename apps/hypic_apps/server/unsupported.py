@@ -22,9 +22,10 @@ _HARMLESS = (
     *("prompt_cache_options", "prediction", "priority", "request_id"),
 )
 _TOLD: Mapping[str, str] = {
-    "reasoning_effort": "chat_template_kwargs tell the model's template how to think",
+    "reasoning_effort": "in chats, chat_template_kwargs tell the model's template how to think",
     "verbosity": "say in the prompt how long the answer should be",
 }
+USAGE_IN_ALL = "continuous_usage_stats was passed over: the last chunk has the counts, with include_usage"
 # Other values of these are refused; those listed are what this server does, the last one being named.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (None, 1), "best_of": (None, 1), "modalities": (None, ["text"]), "length_penalty": (None, 1.0),
@@ -43,6 +44,12 @@ _INSTEAD: Mapping[str, str] = {
     "return_token_ids": "send hypic.return_tokens",
     "return_tokens_as_token_ids": "send hypic.return_tokens",
 }
+# Names of other services, refused whatever their value: where what they say belongs here.
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("enable_thinking", "thinking", "reasoning"),
+                    "in chats, chat_template_kwargs tell the model's template how to think."),
+    "extra_body": "the openai client takes it apart: send its fields beside the others.",
+}  # fmt: skip
 _REFUSED = (
     *("logit_bias", "audio", "web_search_options", "moderation", "suffix", "echo", "min_tokens", "stop_token_ids"),
     *("bad_words", "allowed_token_ids", "logits_processors", "prompt_logprobs", "use_beam_search"),
@@ -75,10 +82,10 @@ def notes(extra: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _unknown(name: str, own: Sequence[str], ours: Sequence[str]) -> ApiError:
-    shown = name[:LONGEST]
+    shown = name[:LONGEST] or "''"
     known = {field: f"hypic.{field}" for field in ours} | {field: field for field in (*_HARMLESS, *own)}
     close = get_close_matches(shown, known, 1)
-    way_out = f"did you mean {known[close[0]]}?" if close else f"{_LEAVE}."
+    way_out = _ELSEWHERE.get(name) or (f"did you mean {known[close[0]]}?" if close else f"{_LEAVE}.")
     return refused(f"{shown} is not known to this server; {way_out}", shown, "unknown_field")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer
 
-from hypic_apps.train import corpus, exam, schema, scores, smoke, texts, vocabulary
+from hypic_apps.train import checking, corpus, exam, schema, scores, smoke, texts, vocabulary
 from hypic_apps.train.demo import demo_items
 from hypic_apps.train.export import export, tensors_of
 from hypic_apps.train.families import FAMILIES
@@ -26,6 +26,7 @@ from hypic_apps.train.segments import Segmenting
 DATA = Path(".data")
 # A model tuned for reuse is another model than the bundled one, and its scores are never given as that one's.
 REUSE_NAME = "hypic-tiny-reuse"
+Result = TypeVar("Result")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
             default="gdn",
             help="gdn is the bundled model, ring its sibling with Lightning attention and rotary keys",
         )
-        command.add_argument("--batch-tokens", type=int, default=65_536)
+        command.add_argument("--batch-tokens", type=checking.count, default=65_536)
         command.add_argument(
             "--reuse",
             action="store_true",
@@ -65,10 +66,10 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--plain", action="store_true", help="neither compile nor capture")
         command.add_argument("--no-compile", action="store_true", help="capture, but do not compile")
-        command.add_argument("--workers", type=int, default=12)
-        command.add_argument("--minutes", type=float, default=9.0, help="at most so long in this call")
-        command.add_argument("--total-minutes", type=float, default=18.0, help="the whole training")
-        command.add_argument("--learning-rate", type=float, default=2e-3)
+        command.add_argument("--workers", type=checking.count, default=12)
+        command.add_argument("--minutes", type=checking.above_zero, default=9.0, help="at most so long in this call")
+        command.add_argument("--total-minutes", type=checking.above_zero, default=18.0, help="the whole training")
+        command.add_argument("--learning-rate", type=checking.above_zero, default=2e-3)
         command.add_argument(
             "--state",
             type=Path,
@@ -77,15 +78,15 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--start", type=Path, help="an exported folder to go on from if there is no state")
         command.add_argument(
             "--at",
-            type=float,
+            type=checking.begun,
             metavar="SHARE",
             help="begin --start at this share of the training, not where it was",
         )
-        command.add_argument("--exam-items", type=int, default=128)
+        command.add_argument("--exam-items", type=checking.count, default=128)
         command.add_argument(
             "--no-tokenizer", action="store_true", help="leave the tokenizer's files out of the export"
         )
-        command.add_argument("--length", type=int, default=2048, help="row length of the probe")
+        command.add_argument("--length", type=checking.chunks, default=2048, help="row length of the probe")
     _add_exam(commands.add_parser("exam", help="one-hop questions at an exported model; prints JSON"))
     return parser
 
@@ -136,6 +137,14 @@ def _segmenting(options: argparse.Namespace) -> Segmenting | None:
         raise SystemExit(f"--plain-rows {options.plain_rows}: {error}") from error
 
 
+def _told(do: Callable[..., Result], *arguments: Any) -> Result:
+    """What ``do`` gives; what is wrong with its arguments ends the command with its sentence."""
+    try:
+        return do(*arguments)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+
+
 def _device() -> torch.device:
     torch.set_float32_matmul_precision("high")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -147,7 +156,10 @@ def _log(options: argparse.Namespace) -> Log:
 
 
 def _probe(options: argparse.Namespace) -> None:
+    if options.plain_rows is not None:
+        raise SystemExit("the probe's rows are all alike; leave --plain-rows out.")
     _segmenting(options)
+    _told(checking.check_batch, options.batch_tokens, options.length)
     probe(
         FAMILIES[options.family](), _settings(options), _device(), options.batch_tokens, options.length, _log(options)
     )
@@ -155,6 +167,9 @@ def _probe(options: argparse.Namespace) -> None:
 
 def _fit(options: argparse.Namespace) -> None:
     segmenting = _segmenting(options)
+    if options.at is not None and options.start is None:
+        raise SystemExit(f"--at {options.at} says nothing without --start; add it or leave it out.")
+    _told(checking.check_batch, options.batch_tokens)
     device, log = _device(), _log(options)
     sources = Sources(
         options.data / "corpus.tar.xz",
@@ -164,7 +179,7 @@ def _fit(options: argparse.Namespace) -> None:
     )
     state = options.state or DATA / ("state-reuse" if options.reuse else "state")
     training = Training(FAMILIES[options.family](), _settings(options), device, state)
-    resumed = training.resume() or _started(training, options)
+    resumed = _told(training.resume) or _told(_started, training, options)
     log(event="start", resumed=resumed, **_reuse_of(segmenting), **vars(training.progress))
     encoder = Encoder(Tokenizer.from_file(str(sources.tokenizer)))
     papers = exam.Papers(corpus.Corpus.load(sources.corpus), schema.load(), encoder)
@@ -201,18 +216,22 @@ def _exam(options: argparse.Namespace) -> None:
 
 
 def _started(training: Training, options: argparse.Namespace) -> bool:
-    """Weights of an exported folder, and how far their training was: as its report says, or as ``--at`` does."""
+    """Weights of an exported folder, and how far their training was: as its report says, or as ``--at`` does.
+
+    Raises:
+        ValueError: the folder is of another model, or there is nothing left to train.
+    """
     if options.start is None:
         return False
     if options.at is not None:
         progress = Progress(trained_s=60.0 * options.at * options.total_minutes)
     else:
-        file = options.start / "evaluation.json"
-        if not file.is_file():
-            raise SystemExit(f"{file} is missing, which says how far the training was; name a share of it with --at.")
-        report = json.loads(file.read_text(encoding="utf-8"))
-        progress = Progress(**{name: report[name] for name in vars(Progress())})
-    training.start_from(tensors_of(options.start), progress)
+        progress = Progress(**checking.progress_in(options.start / "evaluation.json", tuple(vars(Progress()))))
+    tensors = tensors_of(options.start)
+    checking.check_tensors(options.start, tensors, training.model.checkpoint())
+    training.start_from(tensors, progress)
+    if progress.share(training.settings) >= 1.0:
+        raise ValueError(f"the training of {options.start} was over; say with --at where to begin, such as --at 0.67.")
     return True
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hypic_apps.train.architecture import Architecture
+from hypic_apps.train.checking import check_state
 from hypic_apps.train.exam import THROUGH_SEGMENTS, Paper, grades
 from hypic_apps.train.initial import initialise
 from hypic_apps.train.loader import Loader, Sources
@@ -183,10 +184,15 @@ class Training:
         return self.folder / "state.pt"
 
     def resume(self) -> bool:
-        """Goes on from the saved state, if there is one."""
+        """Goes on from the saved state, if there is one.
+
+        Raises:
+            ValueError: the state is that of another model, or of another way to train.
+        """
         if not self.state_file.is_file():
             return False
         state = torch.load(self.state_file, map_location=self.device, weights_only=True)
+        check_state(self.state_file, state, self.model.state_dict(), reuse=self.settings.reuse)
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.progress = Progress(**state["progress"])
@@ -205,6 +211,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "progress": asdict(self.progress),
+            "reuse": self.settings.reuse,
         }
         draft = self.state_file.with_suffix(".new")
         torch.save(state, draft)

@@ -53,6 +53,21 @@ def test_encoding_is_measured_with_other_lengths_each_time(capsys: pytest.Captur
     assert record["vary"] == 0.5 and "3 x 64 +- 50%" in encode.text({"records": [record]})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--segment-tokens", "64,8"], "segments of 8 tokens are run live; pass --segment-tokens 32 or more."),
+        (["--segment-tokens", "64", "--vary", "0.6"],
+         "segments of 26 tokens are run live; pass --segment-tokens 32 or more, or a smaller --vary."),
+    ],
+)  # fmt: skip
+def test_nothing_is_measured_of_segments_that_are_run_live(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "encode", "--geometry", "tiny", *arguments]) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_profile_of_decoding_names_each_batch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "profile.txt"
     bench(

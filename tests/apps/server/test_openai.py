@@ -190,7 +190,8 @@ def test_models(client: Any) -> None:
         ({"extra_body": {"hypic": {"bogus": 1}}}, "hypic.bogus"),
         ({"extra_body": {"unheard_of": 1}}, "unheard_of"),
         ({"extra_body": {"documents": [{"text": "x"}]}}, "documents"),
-        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"extra_body": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
     ],
 )
@@ -260,6 +261,10 @@ def test_fields_without_effect_are_told_in_the_report(client: Any) -> None:
     assert told(ask(client, "Hello", extra_body=told_of)) == ["reasoning_effort", "verbosity"]
     *_, last = (chunk for chunk in ask(client, "Hello", stream=True, reasoning_effort="low") if chunk.choices)
     assert told(last) == ["reasoning_effort"]
+    for counts in (True, False):
+        options = {"include_usage": True, "continuous_usage_stats": counts}
+        *_, last, usage = ask(client, "Hello", stream=True, stream_options=options)
+        assert told(last) == ["continuous_usage_stats"] * counts and usage.usage.completion_tokens
     text = client.completions.create(model="tiny-hybrid", prompt="The mill", max_tokens=1, extra_body=told_of)
     assert told(text) == ["reasoning_effort", "verbosity"]
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from hypic.errors import HypicError, NonFiniteOutput, PromptTooLong, StoreFull, WorkerLost
-from hypic.types import Policy
+from hypic.types import Policy, SamplingParams
 from hypic_apps.server.app import create_app
 from tests.apps.server.scripted import ScriptedTokenizer, ServedScript
 
@@ -100,7 +100,7 @@ def test_a_call_that_cannot_be_read_stays_text_with_a_note() -> None:
     [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools"),
     ],
 )
@@ -108,6 +108,22 @@ def test_tool_options_that_cannot_be_kept(more: dict[str, Any], param: str) -> N
     with serving(ServedScript()) as client:
         response = client.post(CHAT, json=hello(**{"tools": [TOOL], **more}))
     assert response.status_code == 400 and response.json()["error"]["param"] == param
+
+
+def test_a_client_that_takes_one_call_at_a_time_gets_the_first() -> None:
+    second = CALL.partition("\n")[2].replace("Köln", "Bonn")
+    with serving(ServedScript(answer=f"{CALL}\n{second}")) as client:
+        for parallel, cities in ((False, ["Köln"]), (True, ["Köln", "Bonn"]), (None, ["Köln", "Bonn"])):
+            body = hello(tools=[TOOL], parallel_tool_calls=parallel)
+            answer, streamed = client.post(CHAT, json=body).json(), events(client, CHAT, body)
+            (choice,) = answer["choices"]
+            calls = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+            told = [delta["tool_calls"][0]["function"] for delta in deltas(streamed) if "tool_calls" in delta]
+            assert [json.loads(call)["city"] for call in calls] == cities
+            assert [json.loads(call["arguments"])["city"] for call in told if call["arguments"]] == cities
+            assert choice["finish_reason"] == streamed[-2]["choices"][0]["finish_reason"] == "tool_calls"
+            for report in (answer["hypic"], streamed[-2]["hypic"]):
+                assert any("'weather', was left out" in note for note in report["notes"]) is (parallel is False)
 
 
 def test_a_template_without_tools_is_said() -> None:
@@ -247,6 +263,11 @@ USER = {"role": "user", "content": "x"}
         (CHAT, hello(deterministc=True), "deterministc",
          "deterministc is not known to this server; did you mean hypic.deterministic?"),
         (CHAT, hello(seam=4), "seam", "seam is not known to this server; did you mean hypic.seam?"),
+        *((CHAT, hello(**{name: False}), name, f"{name} is not known to this server; in chats, chat_template_kwargs")
+          for name in ("enable_thinking", "thinking", "reasoning")),
+        (CHAT, hello(extra_body={}), "extra_body",
+         "extra_body is not known to this server; the openai client takes it apart: send its fields beside"),
+        (CHAT, hello(**{"": 1}), "''", "'' is not known to this server; leave it out."),
         (CHAT, hello(zyxwv=False), "zyxwv", "zyxwv is not known to this server; leave it out."),
         (CHAT, hello(**{"x" * 999: 1}), "x" * 80, f"{'x' * 80} is not known to this server; leave it out."),
         (CHAT, hello(cache_salt="a"), "cache_salt",
@@ -313,6 +334,8 @@ def test_what_a_client_leaves_out_is_as_the_server_was_started() -> None:
         client.post(CHAT, json=hello(stop="x", top_k=3, min_p=0.1, ignore_eos=True, seed=5, presence_penalty=1))
         sampling = engine.last.sampling
         assert (sampling.stop, sampling.top_k, sampling.min_p, sampling.ignore_eos) == (("x",), 3, 0.1, True)
+        client.post(CHAT, json=hello(top_k=-1))
+        assert engine.last.sampling == SamplingParams(max_tokens=engine.max_context), "-1: no limit, as elsewhere"
         client.post(TEXT, json={"prompt": "x"})
         assert engine.last.sampling.max_tokens == 16
         client.post(CHAT, json=hello(chat_template_kwargs={"enable_thinking": False}))

@@ -18,7 +18,7 @@ from hypic.checkpoints import bundled
 from hypic.config import EngineConfig
 from hypic_apps.eval.driver import Subject
 from hypic_apps.train import __main__ as command
-from hypic_apps.train import exam, families, loader
+from hypic_apps.train import checking, exam, families, loader
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.export import export
 from hypic_apps.train.initial import initialise
@@ -175,7 +175,7 @@ def folder(corpus: Corpus, encoder: Encoder, tmp_path: Path, monkeypatch: pytest
 
 
 def fit(folder: Path, *flags: str) -> int:
-    fixed = "--plain --workers 1 --batch-tokens 1024 --exam-items 2 --total-minutes 0.05".split()
+    fixed = "--plain --workers 1 --batch-tokens 4096 --exam-items 2 --total-minutes 0.05".split()
     places = ["--out", str(folder / "out"), "--state", str(folder / "state"), "--start", str(folder / "begun")]
     return command.main(["--data", str(folder), "fit", *places, *fixed, *flags])
 
@@ -203,9 +203,64 @@ def test_tuning_for_reuse_from_end_to_end(folder: Path) -> None:
         (["--plain-rows", "0.5"], "--plain-rows 0.5 says nothing without --reuse"),
         (["--reuse", "--plain-rows", "2"], "--plain-rows 2.0: the share"),
         (["--reuse"], "evaluation.json is missing.*with --at"),
+        (["--family", "ring", "--at", "0.5"], "begun is of another model than the one in training"),
+        (["--start", "nowhere", "--at", "0.5"], "nowhere holds no weights; name the folder of an exported model"),
+        (["--batch-tokens", "2048"], "--batch-tokens 2048 holds no row of 4096 tokens"),
     ],
-    ids=["ring", "without-reuse", "share", "unknown-share"],
+    ids=["ring", "without-reuse", "share", "unknown-share", "other-family", "no-start", "small-batches"],
 )
 def test_flags_that_do_not_fit_are_refused(folder: Path, flags: list[str], message: str) -> None:
     with pytest.raises(SystemExit, match=message):
         fit(folder, *flags)
+
+
+@pytest.mark.parametrize("saved", [[], ["--reuse"]], ids=["plain", "reuse"])
+def test_a_state_is_gone_on_from_by_its_own_kind_of_training_alone(folder: Path, saved: list[str]) -> None:
+    torch.set_num_threads(1)
+    assert fit(folder, *saved, "--at", "0.1", "--minutes", "0.001") == 0
+    other, told = ([], "with --reuse") if saved else (["--reuse"], "without --reuse")
+    with pytest.raises(SystemExit, match=f"state.pt is of a training {told}; name another folder with --state"):
+        fit(folder, *other)
+    with pytest.raises(SystemExit, match="state.pt is of another model than the one in training"):
+        fit(folder, "--family", "ring")
+
+
+def test_an_older_state_does_not_say_whether_it_was_tuned_for_reuse() -> None:
+    checking.check_state(Path("state.pt"), {"model": {"a": torch.zeros(1)}}, {"a": torch.zeros(1)}, reuse=True)
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        ("{", "evaluation.json cannot be read .*name a share of it with --at"),
+        ('{"step": 3}', "evaluation.json does not say how far the training was; name a share"),
+        ('{"step": 3, "trained_s": 99, "tokens": 5, "spoilt": 0}', "begun was over; say with --at where to begin"),
+    ],
+    ids=["broken", "silent", "over"],
+)
+def test_reports_that_do_not_say_where_to_go_on(folder: Path, report: str, message: str) -> None:
+    (folder / "begun" / "evaluation.json").write_text(report)
+    with pytest.raises(SystemExit, match=message):
+        fit(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("fit --total-minutes 0", "'0' is no number above 0"),
+        ("fit --minutes inf", "'inf' is no number above 0"),
+        ("fit --workers 0", "'0' is no whole number from 1 up"),
+        ("fit --start x --at 1", "'1' is no share from 0 to below 1"),
+        ("fit --at 0.5", "--at 0.5 says nothing without --start"),
+        ("probe --length 100", "'100' is no multiple of 64"),
+        ("probe --batch-tokens 64 --length 128", "--batch-tokens 64 holds no row of 128 tokens"),
+        ("probe --reuse --plain-rows 0.5", "the probe's rows are all alike; leave --plain-rows out"),
+    ],
+)
+def test_numbers_that_cannot_be_right(
+    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main([*arguments.split(), "--out", str(tmp_path / "out")])
+    assert message in (capsys.readouterr().err if ended.value.code == 2 else str(ended.value.code))
+    assert not (tmp_path / "out").exists()
