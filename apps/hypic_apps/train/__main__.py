@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m hypic_apps.train", description=__doc__)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of training text and tokenizer")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of training text, tokenizer and states")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("data", help="fetch the packages and write corpus.tar.xz")
     commands.add_parser("tokenizer", help="learn the vocabulary")
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--state",
             type=Path,
-            help="folder of the state between calls; default .data/state, with --reuse .data/state-reuse",
+            help="folder of the state between calls; default state in that of --data, with --reuse state-reuse",
         )
         command.add_argument("--start", type=Path, help="an exported folder to go on from if there is no state")
         command.add_argument(
@@ -177,8 +177,7 @@ def _fit(options: argparse.Namespace) -> None:
         options.batch_tokens,
         segmenting=segmenting,
     )
-    state = options.state or DATA / ("state-reuse" if options.reuse else "state")
-    training = Training(FAMILIES[options.family](), _settings(options), device, state)
+    training = Training(FAMILIES[options.family](), _settings(options), device, _state_folder(options))
     resumed = _told(training.resume) or _told(_started, training, options)
     log(event="start", resumed=resumed, **_reuse_of(segmenting), **vars(training.progress))
     encoder = Encoder(Tokenizer.from_file(str(sources.tokenizer)))
@@ -191,6 +190,11 @@ def _fit(options: argparse.Namespace) -> None:
     report["demo"] = demo_items(training.judge, papers, device)
     (options.out / "evaluation.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     log(event="end", **report)
+
+
+def _state_folder(options: argparse.Namespace) -> Path:
+    """Where the state is kept between calls: with the data, unless it is named."""
+    return Path(options.state or options.data / ("state-reuse" if options.reuse else "state"))
 
 
 def _reuse_of(segmenting: Segmenting | None) -> dict[str, Any]:

@@ -225,6 +225,19 @@ def test_a_state_is_gone_on_from_by_its_own_kind_of_training_alone(folder: Path,
         fit(folder, "--family", "ring")
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["fit", "--out", "o"], ".data/state"),
+        (["--data", "d", "fit", "--out", "o"], "d/state"),
+        (["--data", "d", "fit", "--out", "o", "--reuse"], "d/state-reuse"),
+        (["--data", "d", "fit", "--out", "o", "--reuse", "--state", "s"], "s"),
+    ],
+)
+def test_a_state_is_kept_with_the_data_unless_it_is_named(flags: list[str], expected: str) -> None:
+    assert command._state_folder(command._parser().parse_args(flags)) == Path(expected)
+
+
 def test_an_older_state_does_not_say_whether_it_was_tuned_for_reuse() -> None:
     checking.check_state(Path("state.pt"), {"model": {"a": torch.zeros(1)}}, {"a": torch.zeros(1)}, reuse=True)
 
