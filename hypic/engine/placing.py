@@ -55,8 +55,8 @@ class Placing:
         """Workers that ask each other for one segment would wait for ever: where others ask for what is awaited of a
         higher rank, it is made after all. Of any that stand in a ring one does."""
         rank = self._asking.wants.rank_of(job.away)
-        if rank is not None and rank > self._own.me.rank and self._asking.take_back(job.away):
-            job.away, self._asking.counts.taken_back = 0, self._asking.counts.taken_back + 1
+        if rank is not None and rank > self._own.me.rank:
+            self._make_here(job)
 
     def rebalance(self) -> None:
         """Between two steps: take back what a peer has not begun, if there is nothing else to do here; plan again what
@@ -111,5 +111,9 @@ class Placing:
         waiting = [one for one in asking.wants.waiting() if awaited(one, encoding)]
         own = self._own.member(self.receive_s)
         for pending in to_take_back(waiting, own, asking.view, time.monotonic()):
-            if asking.take_back(pending.nonce):
-                encoding[pending.key].away, asking.counts.taken_back = 0, asking.counts.taken_back + 1
+            self._make_here(encoding[pending.key])
+
+    def _make_here(self, job: Encode) -> None:
+        """After all, unless it has come meanwhile."""
+        if self._asking.take_back(job.away):
+            job.away, self._asking.counts.taken_back = 0, self._asking.counts.taken_back + 1
