@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hypic.engine.parallel.simulate import lengths
+from hypic.engine.parallel.cost import EncodeCost, EntrySize, LinkCost
+from hypic.engine.parallel.simulate import Fleet, lengths, uneven_ratio
 from hypic_apps.bench.parallel import Cold, Handling, Rig
 from hypic_apps.bench.records import percentile
 
@@ -94,9 +95,15 @@ def uneven(
             rig.use(num_workers, planner)
             spent[planner].append([rig.cold(rig.documents(tokens, next(texts))) for _ in range(2)][-1])
         about = {"workers": num_workers, "segments": count, "mean_tokens": mean_tokens, "sigma": SIGMA}
-        yield {**about, **_by_planner(spent)}
+        yield {**about, **_by_planner(spent), "ratio_by_tokens": by_tokens(num_workers, count, mean_tokens, seed + 1)}
         if clock.is_over:
             return
+
+
+def by_tokens(num_workers: int, count: int, mean_tokens: int, seeds: int) -> float:
+    """The ratio that there would be if tokens took time and nothing else: what the order alone can gain."""
+    fleet = Fleet(num_workers, EncodeCost(0.0, 1.0), LinkCost(0.0, 0.0), EntrySize(0, 0))
+    return uneven_ratio(fleet, count, mean_tokens, SIGMA, seeds)
 
 
 def _by_planner(spent: Mapping[str, Sequence[Cold]]) -> Record:

@@ -32,11 +32,12 @@ def _even(run: Result) -> str:
 
 
 def _uneven(run: Result) -> str:
-    heads = ("uneven segments", "workers", "longest first ms", "round robin ms", "ratio", "least", "seeds")
+    heads = ("uneven segments", "workers", "longest first ms", "round robin ms", "ratio", "by tokens", "least", "seeds")
     rows = [
         (
             f"{r['segments']} of about {r['mean_tokens']:,}", str(r["workers"]), number(r["longest-first_ms_p50"]),
-            number(r["round-robin_ms_p50"]), number(r["ratio_p50"]), number(r["ratio_min"]), str(r["seeds"]),
+            number(r["round-robin_ms_p50"]), number(r["ratio_p50"]), number(r["ratio_by_tokens"]),
+            number(r["ratio_min"]), str(r["seeds"]),
         )
         for r in run["uneven"]
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def test_two_workers_are_measured_and_checked(tmp_path: Path, capsys: pytest.Cap
     assert checked["segments"] == 8 and checked["is_repeatable"] and checked["repeated_differ_by"] == 0.0
     assert [record["workers"] for record in run["even"]] == [1, 2]
     assert all(min(record["ttft_ms_p50"], record["combine_ms"]) > 0 for record in run["even"])
-    assert run["uneven"][0]["ratio_p50"] > 0
+    assert run["uneven"][0]["ratio_p50"] > 0 and run["uneven"][0]["ratio_by_tokens"] >= 1
     assert run["fetched"][0]["entries_fetched"] == 6 and run["fetched"][0]["gb_per_s"] > 0
     handled = run["fetched"][0]["handling"]
     assert 1 <= handled["entries_a_parcel"] <= 6 and min(handled.values()) > 0
