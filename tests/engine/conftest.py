@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.engine.harness import Bench, Checkpoints
+from tests.engine.expected import Checkpoints
+from tests.engine.harness import Bench
 
 
 @pytest.fixture(scope="session")

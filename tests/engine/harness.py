@@ -1,15 +1,12 @@
 """An engine on a tiny checkpoint, driven by hand: every token leaves its logits, all memory is accounted for.
 
-The engine is used as it is; only its model stands behind a proxy that notes each batch and its hidden states. What is
-compared with comes from ``tests.reference``, which shares no code with the engine.
+The engine is used as it is; only its model stands behind a proxy that notes each batch and its hidden states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,241 +16,17 @@ from hypic.config import EngineConfig
 from hypic.engine.batch import Batch
 from hypic.engine.engine import Engine
 from hypic.engine.kernel_choice import geometry_of, path_of
-from hypic.engine.models import Model
 from hypic.engine.plan import Piece
-from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.segment import CachedSegment
 from hypic.engine.storage import StorageForm
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.work import Work
 from hypic.errors import HypicError
-from hypic.types import CacheReport, Completion, Policy, SamplingParams, Segment
-from tests.checkpoints import exact_oracle_logits, minimax, qwen, random_ids
-from tests.reference import Live, Reference, Result, SegmentLink
-
-TOLERANCE = {"float64": 1e-10, "float32": 1e-4}
-POLICY = Policy(min_segment_tokens=0)
-Pieces = Sequence[Piece]
-
-MAKERS: dict[str, Callable[[Path], Path]] = {
-    "qwen": qwen,
-    "qwen-wrapper": lambda f: qwen(f, wrapper=True),
-    "qwen-tied": lambda f: qwen(f, tie_word_embeddings=True),
-    "qwen-wide": lambda f: qwen(f, hidden_size=64, head_dim=16, linear_num_value_heads=6, linear_value_head_dim=20),
-    "qwen-conv-2": lambda f: qwen(f, linear_conv_kernel_dim=2),
-    "qwen-linear": lambda f: qwen(f, single="linear_attention"),
-    "qwen-attention": lambda f: qwen(f, single="full_attention"),
-    "minimax": minimax,
-    "minimax-partial": lambda f: minimax(f, rotary_dim=8),
-    "minimax-linear": lambda f: minimax(f, single="linear_attention"),
-    "minimax-attention": lambda f: minimax(f, single="full_attention"),
-}
-FAMILIES = ["qwen", "qwen-wrapper", "minimax", "minimax-partial"]
-
-
-class Checkpoints:
-    """Folders by name, made when they are first asked for; their engines' models and references are kept as well."""
-
-    def __init__(self, make_folder: Callable[[str], Path], device: str = "cpu") -> None:
-        self._make_folder, self.device = make_folder, device
-        self._folders: dict[str, Path] = {}
-        self.reference = cache(lambda name: Reference(self.folder(name)))
-        self.runner = cache(self._runner)
-        self._expected = cache(self._evaluate)
-        self._full = cache(self._evaluate_full)
-
-    def folder(self, name: str) -> Path:
-        if name not in self._folders:
-            self._folders[name] = MAKERS[name](self._make_folder(name))
-        return self._folders[name]
-
-    def _runner(self, name: str, dtype: str) -> Runner:
-        config = EngineConfig(
-            device=self.device, graphs=False, dtype=dtype, memory="64MiB", max_context=4096, max_running=4
-        )
-        return Runner.load(self.folder(name), config)
-
-    def expected(self, name: str, pieces: Pieces, policy: Policy = POLICY, generated: Sequence[int] = ()) -> Result:
-        """What sections 3 and 4 of the contract give for a prompt and its answer."""
-        chain = tuple((type(link), tuple(link.ids)) for link in links(pieces, policy))
-        return self._expected(name, chain, policy.seam, policy.compose, policy.rotate, tuple(generated))
-
-    def full(self, name: str, pieces: Pieces) -> Tensor:
-        """Full recompute by transformers; with partial rotation it is no oracle, and the reference's one row is."""
-        return self._full(name, tuple(flat(pieces)))
-
-    def _evaluate_full(self, name: str, ids: tuple[int, ...]) -> Tensor:
-        if name == "minimax-partial":
-            return self.reference(name).full(ids).logits
-        return exact_oracle_logits(self.folder(name), ids)
-
-    def _evaluate(self, name: str, chain: Any, seam: int, compose: Any, rotate: bool, generated: Any) -> Result:
-        parts = [Live(ids) if kind is Live else SegmentLink(ids, seam) for kind, ids in chain]
-        parts += [Live(generated)] if generated else []
-        return self.reference(name).evaluate(parts, compose=compose, rotate=rotate)
-
-
-def live(num_tokens: int, seed: int, ends: bool = False) -> Piece:
-    return Piece(tuple(random_ids(num_tokens, seed)), None, ends)
-
-
-def seg(num_tokens: int, seed: int, **labels: Any) -> Piece:
-    return Piece(tuple(random_ids(num_tokens, seed)), Segment(f"text {num_tokens} {seed}", **labels))
-
-
-def flat(pieces: Pieces) -> list[int]:
-    return [i for piece in pieces for i in piece.ids]
-
-
-def links(pieces: Pieces, policy: Policy = POLICY) -> list[Live | SegmentLink]:
-    """The chain of a prompt, from the contract: which segments are cached depends on prompt and policy alone."""
-    pieces = [piece for piece in pieces if piece.ids]
-    chain: list[Live | SegmentLink] = []
-    for number, piece in enumerate(pieces):
-        is_cached = piece.segment is not None and policy.reuse == "segments" and number < len(pieces) - 1
-        is_cached = is_cached and len(piece.ids) > policy.seam and len(piece.ids) >= policy.shortest
-        chain.append(SegmentLink(piece.ids, policy.seam) if is_cached else Live(piece.ids))
-    return chain
-
-
-def many_segments() -> list[Piece]:
-    """Live text, segments around every border (one twice, one below the seam, neighbours without glue), a tail."""
-    pieces = [live(7, 100)]
-    for i, length in enumerate((20, 9, 1, 10, 64, 8, 11, 20, 65)):
-        pieces.append(seg(length, length))
-        pieces += [live(2, 200 + i)] if i % 2 else []
-    return [*pieces, live(12, 300)]
-
-
-def few_segments() -> list[Piece]:
-    return [live(5, 1), seg(30, 2), seg(41, 3), live(2, 4), seg(19, 5), live(9, 6)]
-
-
-def only_segment(num_tokens: int = 40) -> list[Piece]:
-    return [seg(num_tokens, 1), live(15, 2)]
-
-
-def relative(found: Tensor, expected: Tensor) -> float:
-    """Largest difference over the largest magnitude of ``expected``; nothing to compare is no agreement."""
-    assert found.shape == expected.shape and expected.numel(), f"{found.shape} against {expected.shape}"
-    found, expected = found.double().cpu(), expected.double().cpu()
-    error = float((found - expected).abs().max() / expected.abs().max())
-    return error if error == error else float("inf")
-
-
-@dataclass
-class Answer:
-    """What became of one request: logits by position (of every token that was run for it) and its emissions."""
-
-    logits: dict[int, Tensor] = field(default_factory=dict)
-    chosen_from: set[int] = field(default_factory=set)
-    runs: list[int] = field(default_factory=list)
-    pieces: list[Completion] = field(default_factory=list)
-    error: HypicError | None = None
-    is_over: bool = False
-
-    @property
-    def ids(self) -> list[int]:
-        return [i for piece in self.pieces for i in piece.token_ids]
-
-    @property
-    def report(self) -> CacheReport:
-        report = self.pieces[-1].report
-        assert report is not None, "only a finished answer has a report"
-        return report
-
-    @property
-    def outcomes(self) -> list[str]:
-        return [segment.outcome for segment in self.report.segments]
-
-    @property
-    def reasons(self) -> list[str]:
-        return [segment.reason for segment in self.report.segments]
-
-    def rows(self, positions: Sequence[int] | None = None) -> Tensor:
-        """Logits ``[N, V]`` in the order of positions."""
-        return torch.stack([self.logits[p] for p in (sorted(self.logits) if positions is None else positions)])
-
-    def error_to(self, expected: Result) -> float:
-        """Largest relative difference over all rows of the reference; each must have been run."""
-        assert sorted(self.logits) == expected.positions.tolist(), "other tokens were run than the contract asks for"
-        return relative(self.rows(), expected.logits)
-
-    def error_where_run(self, expected: Result) -> float:
-        """The same over the rows that were run: behind a snapshot these are fewer."""
-        wanted = {int(p): row for p, row in zip(expected.positions, expected.logits, strict=True)}
-        positions = sorted(self.logits)
-        return relative(self.rows(positions), torch.stack([wanted[p] for p in positions]))
-
-
-class _Watched:
-    """A model that also computes the rows that a step leaves out, and notes their hidden states.
-
-    The engine gets what its own forward gives; the other pass runs before, and what it wrote is taken back. Not where
-    steps are launched ahead (``is_noting``), since a step is judged when the next one has run.
-    """
-
-    def __init__(self, model: Model, is_noting: bool) -> None:
-        self.model, self.is_noting = model, is_noting
-        self.last: tuple[Batch, Tensor] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    @property
-    def layout(self) -> Any:
-        return self.model.layout
-
-    def forward_final(self, batch: Batch, pool: Pool) -> tuple[Tensor, Tensor]:
-        if not self.is_noting:
-            return self.model.forward_final(batch, pool)
-        slots, folds = _written(batch)
-        touched = [(tensor, slots, tensor[slots]) for tensor in (*pool.states, *pool.tails)]
-        touched += [(tensor, folds, tensor[folds]) for tensor in pool.transitions]
-        self.last = batch, self.model.forward(batch, pool)
-        for tensor, where, before in touched:
-            tensor[where] = before
-        return self.model.forward_final(batch, pool)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden)
-
-
-def _written(batch: Batch) -> tuple[Tensor, Tensor]:
-    """State slots and transition slots that a step writes."""
-    plan = batch.kernels
-    if plan is None:
-        assert batch.scan is not None and batch.conv is not None, "a step is planned one way or the other"
-        written = (batch.scan.write_slots, batch.scan.fold_states, batch.conv.write_slots)
-        return torch.cat(written).unique(), batch.scan.fold_transitions
-    none = plan.write_slots[:0]
-    states, transitions = [plan.write_slots, plan.conv_write_slots], [none]
-    if plan.folds is not None:
-        states.append(plan.folds.states)
-        transitions.append(plan.folds.transitions)
-    if plan.runs is not None:
-        states += [plan.runs.fold_states, plan.runs.write_slots]
-        transitions.append(plan.runs.fold_transitions)
-    return torch.cat([slots.long() for slots in states]).unique(), torch.cat([slots.long() for slots in transitions])
-
-
-class SizedPool(Pool):
-    """A pool of exactly so many pages, states and transitions."""
-
-    def __init__(
-        self,
-        loaded: Runner,
-        page_size: int,
-        sizes: tuple[int, int, int],
-        form: StorageForm = StorageForm(),
-        num_ahead: int = 0,
-    ) -> None:
-        self.sizes = sizes
-        super().__init__(loaded.pool.layout, 0, page_size, 4096, 64, loaded.pool.device, form, num_ahead=num_ahead)
-
-    def _split(self, budget_bytes: int, max_context: int, num_running: int) -> tuple[int, int, int]:
-        return self.sizes
+from hypic.types import Policy, SamplingParams
+from tests.engine.answer import Answer
+from tests.engine.prompts import POLICY, Pieces
+from tests.engine.watched import SizedPool, Watched
 
 
 class Bench:
@@ -275,7 +48,7 @@ class Bench:
         form: StorageForm = StorageForm(),
         num_ahead: int = 0,
     ) -> None:
-        self.watched = _Watched(getattr(loaded.model, "model", loaded.model), is_noting=not num_ahead)
+        self.watched = Watched(getattr(loaded.model, "model", loaded.model), is_noting=not num_ahead)
         pool = SizedPool(loaded, page_size, sizes, form, num_ahead)
         geometry = geometry_of(self.watched.model, pool.layout, kernels, pool.device)
         identity = replace(loaded.identity, storage=form.name, path=path_of(geometry, pool.device))

@@ -18,7 +18,9 @@ from hypic.engine.runner import Runner
 from hypic.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.checkpoints import minimax, qwen
 from tests.checkpoints_gdn import fuse_experts, logits_of, olmo_hybrid, oracle, qwen3_5_moe, qwen3_next, rewrite, ring
-from tests.engine.harness import TOLERANCE, Bench, few_segments, flat, live, relative, seg
+from tests.engine.expected import TOLERANCE, relative
+from tests.engine.harness import Bench
+from tests.engine.prompts import few_segments, flat, live, seg
 
 L = "model.layers."
 RANK, ALPHA = 3, 12.0

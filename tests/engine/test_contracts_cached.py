@@ -12,24 +12,11 @@ import torch
 
 from hypic.types import Policy
 from tests.checkpoints import oracle_logits
+from tests.engine.answer import Answer
+from tests.engine.expected import FAMILIES, TOLERANCE, Checkpoints, links, relative
 from tests.engine.faults import FAULTS, cases
-from tests.engine.harness import (
-    FAMILIES,
-    POLICY,
-    TOLERANCE,
-    Answer,
-    Bench,
-    Checkpoints,
-    Pieces,
-    few_segments,
-    flat,
-    links,
-    live,
-    many_segments,
-    only_segment,
-    relative,
-    seg,
-)
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, Pieces, few_segments, flat, live, many_segments, only_segment, seg
 from tests.reference import Faults
 
 Make = Callable[..., Bench]

@@ -13,19 +13,10 @@ from hypic.engine.plan import Piece, Plan
 from hypic.engine.request import Request
 from hypic.engine.snapshots import Snapshots
 from hypic.types import Policy
-from tests.engine.harness import (
-    POLICY,
-    TOLERANCE,
-    Answer,
-    Bench,
-    Checkpoints,
-    few_segments,
-    flat,
-    live,
-    many_segments,
-    relative,
-    seg,
-)
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, few_segments, flat, live, many_segments, seg
 
 Make = Callable[..., Bench]
 DTYPES = list(TOLERANCE)

@@ -12,8 +12,10 @@ from torch import Tensor
 from hypic.engine import scheduler
 from hypic.engine.request import Encode
 from hypic.types import Policy
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
 from tests.engine.faults import FAULTS, cases
-from tests.engine.harness import TOLERANCE, Bench, Checkpoints, live, relative, seg
+from tests.engine.harness import Bench
+from tests.engine.prompts import live, seg
 from tests.reference import LinearEntry
 
 Make = Callable[..., Bench]

@@ -17,19 +17,10 @@ from hypic.engine.runner import Runner
 from hypic.errors import NonFiniteOutput
 from hypic.types import Policy, Segment
 from tests.checkpoints import random_ids
-from tests.engine.harness import (
-    POLICY,
-    TOLERANCE,
-    Answer,
-    Bench,
-    Checkpoints,
-    few_segments,
-    flat,
-    live,
-    many_segments,
-    relative,
-    seg,
-)
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, few_segments, flat, live, many_segments, seg
 
 Make = Callable[..., Bench]
 DTYPES = list(TOLERANCE)

@@ -29,21 +29,11 @@ from hypic.types import Policy
 from tests import checkpoints_mamba
 from tests.checkpoints import exact_oracle_logits, minimax, oracle, qwen
 from tests.checkpoints_gdn import exact_logits, qwen3_5_moe
-from tests.engine.harness import (
-    POLICY,
-    TOLERANCE,
-    Answer,
-    Bench,
-    Checkpoints,
-    Pieces,
-    few_segments,
-    flat,
-    live,
-    many_segments,
-    relative,
-    seg,
-)
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
+from tests.engine.harness import Bench
 from tests.engine.models.every_model import BUILDERS, OWN, TRUTHS
+from tests.engine.prompts import POLICY, Pieces, few_segments, flat, live, many_segments, seg
 from tests.engine.test_kernel_steps import rows_chosen_from
 
 BF16 = torch.bfloat16

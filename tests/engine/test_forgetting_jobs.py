@@ -12,7 +12,9 @@ import pytest
 from hypic.engine import inspect
 from hypic.engine.forget import forget
 from hypic.engine.store.texts import Wanted
-from tests.engine.harness import Answer, Bench, live, seg
+from tests.engine.answer import Answer
+from tests.engine.harness import Bench
+from tests.engine.prompts import live, seg
 from tests.engine.tiers import Slow, always_load, disk_at, saved, slowed
 
 Make = Callable[..., Bench]

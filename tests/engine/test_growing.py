@@ -23,7 +23,9 @@ from hypic.engine.segment import CachedSegment
 from hypic.types import Policy, Segment
 from tests import checkpoints_gdn, checkpoints_kda, checkpoints_mamba
 from tests.checkpoints import random_ids
-from tests.engine.harness import FAMILIES, POLICY, TOLERANCE, Bench, Checkpoints, live, relative
+from tests.engine.expected import FAMILIES, TOLERANCE, Checkpoints, relative
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, live
 
 Make = Callable[..., Bench]
 WIDE = [(name, dtype) for name in FAMILIES for dtype in TOLERANCE]

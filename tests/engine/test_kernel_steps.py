@@ -25,20 +25,11 @@ from hypic.engine.task import Task, Vocabulary
 from hypic.errors import ConfigError
 from hypic.types import SamplingParams
 from hypic_kernels import delta
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
 from tests.engine.faults import FAULTS, cases
-from tests.engine.harness import (
-    POLICY,
-    TOLERANCE,
-    Bench,
-    Checkpoints,
-    Pieces,
-    few_segments,
-    live,
-    many_segments,
-    relative,
-    seg,
-)
+from tests.engine.harness import Bench
 from tests.engine.models.test_every_family import BUILDERS
+from tests.engine.prompts import POLICY, Pieces, few_segments, live, many_segments, seg
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MODELS = ["qwen", "qwen-wide", "qwen-conv-2", "qwen-linear", "qwen-attention", "minimax", "minimax-partial"]

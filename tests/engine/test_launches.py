@@ -14,9 +14,10 @@ from hypic.config import EngineConfig
 from hypic.engine.layers import norm
 from hypic.engine.layers.attention import Attention
 from hypic.engine.runner import Runner
-from tests.engine.harness import Bench, few_segments, live, seg
+from tests.engine.harness import Bench
 from tests.engine.launches import Launches, as_on_a_gpu
 from tests.engine.models.every_model import BUILDERS
+from tests.engine.prompts import few_segments, live, seg
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_context": 4096}
 # Of a layer: the mixer's part of a warm step, of a decode step, and what feeds forward.

@@ -9,7 +9,9 @@ import pytest
 from hypic.engine.plan import Piece
 from hypic.errors import PromptError, PromptTooLong, StoreFull
 from hypic.types import Policy, Segment
-from tests.engine.harness import POLICY, TOLERANCE, Bench, Checkpoints, live, seg
+from tests.engine.expected import TOLERANCE, Checkpoints
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, live, seg
 
 Make = Callable[..., Bench]
 LENGTHS = [1, 7, 8, 9, 10, 11, 63, 64, 65, 527, 528, 529]

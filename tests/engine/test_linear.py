@@ -26,7 +26,7 @@ from hypic.engine.layers.rotary import Angles, Rotary, move, rotate
 from hypic.engine.linear.mamba2 import Mamba2, Mamba2Inputs
 from hypic.engine.pool import Layout, LinearShape, Pool
 from hypic.errors import UnsupportedModel
-from tests.engine.harness import relative
+from tests.engine.expected import relative
 from tests.reference import Faults
 from tests.reference.ring import Ring, Tokens, chain
 

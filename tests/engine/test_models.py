@@ -13,7 +13,9 @@ from hypic.config import EngineConfig
 from hypic.engine.runner import Runner
 from hypic.types import Policy
 from tests.checkpoints import exact_oracle_logits, minimax, oracle, oracle_logits, qwen, random_ids
-from tests.engine.harness import POLICY, Bench, Checkpoints, few_segments, live, relative
+from tests.engine.expected import Checkpoints, relative
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, few_segments, live
 from tests.reference import Reference
 
 Make = Callable[[Path], Path]

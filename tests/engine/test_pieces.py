@@ -13,7 +13,10 @@ from hypic.engine.jobs import Jobs
 from hypic.engine.plan import Piece
 from hypic.engine.request import Encode
 from hypic.types import Policy
-from tests.engine.harness import POLICY, TOLERANCE, Answer, Bench, Checkpoints, live, seg
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, Checkpoints
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, live, seg
 
 Make = Callable[..., Bench]
 THREE_STATES = (400, 8 + 3, 3)

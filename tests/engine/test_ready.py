@@ -21,7 +21,7 @@ from hypic.engine.task import Task, Vocabulary
 from hypic.types import Policy, SamplingParams
 from tests.checkpoints_gdn import qwen3_5_moe, ring
 from tests.engine.compiling import Noted, Zeros, as_on_an_h200
-from tests.engine.harness import POLICY, live, seg
+from tests.engine.prompts import POLICY, live, seg
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "bfloat16", "memory": "192MiB", "kernels": "on"}
 NUM_RUNNING = 5

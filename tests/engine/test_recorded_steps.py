@@ -33,7 +33,8 @@ from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import WorkerLost
 from hypic.types import SamplingParams
 from hypic_kernels.trust import LostDeviceError
-from tests.engine.harness import POLICY, TOLERANCE, Checkpoints, few_segments, live, many_segments, relative, seg
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
+from tests.engine.prompts import POLICY, few_segments, live, many_segments, seg
 from tests.engine.recorded import with_recorded_steps
 from tests.engine.test_kernel_steps import rows_chosen_from
 

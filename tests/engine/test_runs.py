@@ -27,7 +27,9 @@ from hypic.engine.run_arrays import MOST_PARTS, RunCounts, RunPart, parts_of, ru
 from hypic.engine.scan_plan import ScanPlan
 from hypic.errors import NonFiniteOutput
 from hypic_kernels import delta
-from tests.engine.harness import TOLERANCE, Bench, Checkpoints, Pieces, live, relative, seg
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
+from tests.engine.harness import Bench
+from tests.engine.prompts import Pieces, live, seg
 
 LIMIT = TOLERANCE["float32"]
 CPU = torch.device("cpu")

@@ -17,8 +17,11 @@ from hypic.engine.segment import Identity
 from hypic.errors import ConfigError, PromptError, StoreFull
 from hypic.types import Policy, Segment
 from tests.checkpoints import random_ids
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
 from tests.engine.faults import FAULTS, cases
-from tests.engine.harness import POLICY, TOLERANCE, Answer, Bench, Checkpoints, live, relative, seg
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, live, seg
 from tests.reference import Live, Result, SegmentLink
 
 Make = Callable[..., Bench]

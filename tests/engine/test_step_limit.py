@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hypic.engine.step_limit import PATIENCE, StepLimit
-from tests.engine.harness import Bench, live
+from tests.engine.harness import Bench
+from tests.engine.prompts import live
 
 Make = Callable[..., Bench]
 

@@ -14,7 +14,9 @@ from hypic.engine.affine import Affine
 from hypic.engine.pool import Pool
 from hypic.engine.storage import StorageForm, norms
 from hypic.errors import ConfigError
-from tests.engine.harness import POLICY, TOLERANCE, Bench, few_segments, live, relative, seg
+from tests.engine.expected import TOLERANCE, relative
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, few_segments, live, seg
 from tests.engine.tiers import always_load, disk_at, evicted, same_bits, saved, tiers_of
 
 Make = Callable[..., Bench]

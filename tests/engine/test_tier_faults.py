@@ -11,7 +11,8 @@ import pytest
 from torch import Tensor
 
 from hypic.engine.store.disk import DiskTier
-from tests.engine.harness import TOLERANCE, Checkpoints, live, seg
+from tests.engine.expected import TOLERANCE, Checkpoints
+from tests.engine.prompts import live, seg
 from tests.engine.tiers import SEGMENT, Make, always_load, disk_at, evicted, saved, slowed, tiers_of
 
 # -- load or encode --------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ import torch
 from hypic.engine.plan import Piece
 from hypic.engine.store import image
 from hypic.engine.store.disk import DiskTier
-from tests.engine.harness import POLICY, TOLERANCE, Checkpoints, few_segments, live, many_segments, relative, seg
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
+from tests.engine.prompts import POLICY, few_segments, live, many_segments, seg
 from tests.engine.tiers import MODELS, SEGMENT, Make, always_load, disk_at, evicted, same_bits, saved, slowed, tiers_of
 
 # -- every tier ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from hypic.engine.runner import Runner
 from hypic.errors import NonFiniteOutput, WorkerLost
 from hypic.types import Segment
 from tests.checkpoints import random_ids
-from tests.engine.harness import Bench, Checkpoints, live, seg
+from tests.engine.expected import Checkpoints
+from tests.engine.harness import Bench
+from tests.engine.prompts import live, seg
 
 
 @pytest.mark.parametrize(("warm", "max_step_tokens"), [(True, 8192), (False, 64)])

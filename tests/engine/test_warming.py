@@ -9,7 +9,10 @@ import pytest
 from hypic.engine.plan import Piece
 from hypic.engine.task import Task
 from hypic.types import SamplingParams
-from tests.engine.harness import POLICY, TOLERANCE, Answer, Bench, Checkpoints, live, seg
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, Checkpoints
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, live, seg
 
 Make = Callable[..., Bench]
 

@@ -18,7 +18,7 @@ from hypic.engine import weights
 from hypic.engine.runner import Runner
 from hypic.errors import CheckpointError, ConfigError, UnsupportedModel
 from tests.checkpoints import minimax, qwen
-from tests.engine.harness import Checkpoints
+from tests.engine.expected import Checkpoints
 
 SMALL = {"device": "cpu", "memory": "8MiB", "max_context": 512, "max_running": 2}
 

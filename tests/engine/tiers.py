@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hypic.engine.store.disk import DiskTier
-from tests.engine.harness import Bench, seg
+from tests.engine.harness import Bench
+from tests.engine.prompts import seg
 
 Make = Callable[..., Bench]
 MODELS = ["qwen", "minimax", "minimax-partial"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints_gdn import ROPE, YARN, fuse_experts, olmo_hybrid, qwen3_5_moe, qwen3_next, ring
-from tests.engine.harness import Checkpoints
+from tests.engine.expected import Checkpoints
 from tests.engine.models import ring_latent
 from tests.engine.models.gdn_reference import FamilyReference
 

@@ -22,19 +22,10 @@ from hypic.engine.plan import Piece
 from hypic.engine.runner import Runner
 from hypic.types import Policy
 from tests.checkpoints_mamba import exact_logits, oracle_logits
-from tests.engine.harness import (
-    POLICY,
-    TOLERANCE,
-    Answer,
-    Bench,
-    few_segments,
-    flat,
-    live,
-    many_segments,
-    only_segment,
-    relative,
-    seg,
-)
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, relative
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, few_segments, flat, live, many_segments, only_segment, seg
 
 Make = Callable[[Path], Path]
 Prompt = Sequence[Piece]

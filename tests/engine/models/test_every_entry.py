@@ -20,11 +20,14 @@ from hypic.engine.request import Encode
 from hypic.errors import NonFiniteOutput
 from hypic.types import Policy, Segment
 from tests.checkpoints import random_ids
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, relative
 from tests.engine.faults import FAULTS
-from tests.engine.harness import POLICY, TOLERANCE, Answer, Bench, live, relative, seg
+from tests.engine.harness import Bench
 from tests.engine.models import oracle_contracts as contracts
 from tests.engine.models.every_model import NAMES, STATELESS, Every
 from tests.engine.models.oracle_contracts import bites
+from tests.engine.prompts import POLICY, live, seg
 
 EXACT = TOLERANCE["float64"]
 EXACTLY = Policy(min_segment_tokens=0, deterministic=True)

@@ -20,11 +20,14 @@ from hypic.engine.models import supported
 from hypic.engine.models._families import FAMILIES, REFUSED
 from hypic.engine.plan import Piece
 from hypic_apps.eval.tiny import CONFIGS
+from tests.engine.answer import Answer
+from tests.engine.expected import TOLERANCE, links, relative
 from tests.engine.faults import FAULTS
-from tests.engine.harness import TOLERANCE, Answer, Bench, few_segments, links, live, many_segments, relative, seg
+from tests.engine.harness import Bench
 from tests.engine.models import oracle_contracts as contracts
 from tests.engine.models.every_model import BUILDERS, NAMES, OWN, REFERENCES, STATELESS, Every, generated
 from tests.engine.models.oracle_contracts import Models, bites
+from tests.engine.prompts import few_segments, live, many_segments, seg
 
 EXACT = TOLERANCE["float64"]
 SHORT = [live(3, 1), seg(20, 2), live(2, 3), seg(13, 4), live(5, 5)]

@@ -17,8 +17,9 @@ from torch import Tensor
 from hypic.config import EngineConfig
 from hypic.engine.runner import Runner
 from hypic.errors import CheckpointError
-from tests.engine.harness import Bench, live, seg
+from tests.engine.harness import Bench
 from tests.engine.models.every_model import NAMES, OWN, STATELESS, Every
+from tests.engine.prompts import live, seg
 
 Tensors = dict[str, Tensor]
 CONFIG = EngineConfig(device="cpu", dtype="float64", memory="16MiB", max_context=256, max_running=2)

@@ -33,8 +33,10 @@ from tests.checkpoints_gdn import (
     ring,
 )
 from tests.checkpoints_gdn import qwen3_next as make_next
-from tests.engine.harness import Bench, flat, live, relative
+from tests.engine.expected import relative
+from tests.engine.harness import Bench
 from tests.engine.models import ring_latent
+from tests.engine.prompts import flat, live
 
 
 def load(folder: Path, dtype: str = "float64") -> Runner:

@@ -19,9 +19,11 @@ from hypic.engine.layers import conv, gated_delta_net, linear_attention, rotary
 from hypic.engine.layers.rotary import Angles
 from hypic.engine.plan import Piece
 from tests.checkpoints_gdn import exact_logits, logits_of, oracle
+from tests.engine.expected import TOLERANCE, Checkpoints, relative
 from tests.engine.faults import FAULTS, drop_end_state, drop_transition
-from tests.engine.harness import TOLERANCE, Bench, Checkpoints, few_segments, flat, live, many_segments, relative, seg
+from tests.engine.harness import Bench
 from tests.engine.models.gdn_families import FamilyCheckpoints
+from tests.engine.prompts import few_segments, flat, live, many_segments, seg
 
 Make = Callable[..., Bench]
 DTYPES = list(TOLERANCE)

@@ -21,7 +21,7 @@ from hypic.engine.layers.decoder import Decoder
 from hypic.engine.layers.rotary import Rotary
 from hypic.errors import CheckpointError, UnsupportedModel
 from tests.checkpoints_kda import KIMI, write
-from tests.engine.harness import TOLERANCE
+from tests.engine.expected import TOLERANCE
 from tests.engine.models import oracle_contracts as contracts
 from tests.engine.models.oracle_contracts import Models, bites
 

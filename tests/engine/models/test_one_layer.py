@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tests import checkpoints_kda, checkpoints_mamba
+from tests.engine.expected import TOLERANCE
 from tests.engine.faults import FAULTS
-from tests.engine.harness import TOLERANCE
 from tests.engine.models import oracle_contracts as contracts
 from tests.engine.models.every_model import LATENT_RING, LAYERS, NAMES, Every
 from tests.engine.models.oracle_contracts import bites

@@ -22,7 +22,7 @@ from hypic.engine.store.image import EntryImage, export
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.errors import HypicError
 from hypic.types import CacheReport, Policy, SamplingParams
-from tests.engine.harness import live, seg
+from tests.engine.prompts import live, seg
 
 POLICY = Policy(min_segment_tokens=0)
 VOCABULARY = Vocabulary(lambda ids: "")

@@ -19,7 +19,8 @@ from hypic.engine.plan import Piece
 from hypic.engine.request import Encode
 from hypic.engine.task import Task
 from hypic.types import SamplingParams
-from tests.engine.harness import POLICY, Bench, live, seg
+from tests.engine.harness import Bench
+from tests.engine.prompts import POLICY, live, seg
 
 Make = Callable[..., Bench]
 

@@ -256,7 +256,7 @@ def test_requests_and_answers_travel_whole() -> None:
     from hypic.engine.plan import Piece
     from hypic.engine.task import Task
     from hypic.types import CacheReport, Completion, Policy, SamplingParams, SegmentReport, TokenLogprob, Usage
-    from tests.engine.harness import few_segments
+    from tests.engine.prompts import few_segments
 
     pieces = [Piece((7, 8), namespaces=frozenset({"b", "a"})), *few_segments(), Piece((9,), None, True, is_answer=True)]
     task = Task("id", pieces, SamplingParams(stop=["x"], seed=3), Policy(seam=4), 0.5, notes=("n",), generated=(4,))

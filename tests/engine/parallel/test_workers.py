@@ -15,8 +15,8 @@ from hypic.engine.plan import Piece
 from hypic.engine.sizing import Need
 from hypic.engine.store.image import EntryImage
 from tests.checkpoints import minimax, qwen
-from tests.engine.harness import live, seg
 from tests.engine.parallel.running import ENCODING, POLICY, Running, cold_prompt, config, is_running, running, until
+from tests.engine.prompts import live, seg
 
 MAKERS = {"qwen": qwen, "minimax": minimax}
 # How far two workers' entries may be apart, relatively, in float64.
