@@ -1,4 +1,4 @@
-"""The kernel is its reference's twin: in Triton's interpreter here, and the same on a GPU, in every layout."""
+"""The kernel is its reference's twin in Triton's interpreter; the reference by hand, and what the tests would see."""
 
 from __future__ import annotations
 
@@ -20,35 +20,20 @@ from hypic_kernels.compose import (
     ChainsError,
     Config,
     compose,
-    fold,
     write_rows,
 )
 from hypic_kernels.compose.check import TOLERANCE, Variant, WriteVariant, measure
-from hypic_kernels.compose.layout import KINDS, Kind, Precision, candidates
+from hypic_kernels.compose.layout import KINDS, Kind
 from hypic_kernels.compose.problem import Problem, relative_error
+from tests.kernels.compose_checks import BATCHES, assert_shut_out, check_fold, kernel_error
 
-F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-STORED = [(F32,), (F32, F32), (F32, BF16), (BF16, BF16), (BF16, F32), (F16,)]
-SHAPES = [(128, 128), (96, 192), (64, 64), (96, 40), (24, 17), (16, 16), (7, 3), (1, 1)]
-BATCHES = [(), (0,), (0, 0, 0), (1,), (17,), (3, 0, 5, 1), (0, 2, 9, 0)]
+F32, BF16 = torch.float32, torch.bfloat16
 
 # Before 3.7 the interpreter cannot read a loop's bounds from memory where numpy is 2.4 or newer.
 needs_interpreter = pytest.mark.skipif(
     not (available() and interpreted()) or version("triton") < "3.7",
     reason="kernels on CPU tensors need Triton 3.7 or newer with TRITON_INTERPRET=1",
 )
-
-
-def kernel_error(problem: Problem, precision: Precision = "ieee", config: Config | None = None) -> float:
-    """The kernel's error against float64, after a look that it left its inputs alone."""
-    from hypic_kernels.compose import triton as kernel
-
-    inputs = (*problem.transitions, *problem.end_states, problem.initial, problem.chains.elements)
-    copies = [tensor.clone() for tensor in inputs]
-    before, final = problem.outputs()
-    kernel.compose(*problem.arguments, before, final, precision, config, problem.turns)
-    assert all(torch.equal(tensor, copy) for tensor, copy in zip(inputs, copies, strict=True))
-    return max(map(relative_error, (before, final), problem.solve()))
 
 
 # -- in the interpreter: fp32 arithmetic ---------------------------------------------------------------------------
@@ -104,12 +89,6 @@ def test_rows_by_hand() -> None:
             write_rows(wrong[0], torch.tensor([0]), wrong[1], torch.tensor([0]))
     with pytest.raises(ChainsError, match="as many"):
         write_rows(source, torch.tensor([0]), target, torch.tensor([0, 1]))
-
-
-@pytest.mark.gpu
-def test_rows_are_written_on_a_gpu() -> None:
-    for target_dtype, size in ((F32, 16 * 128 * 128), (BF16, 24 * 17)):
-        assert WriteVariant(torch.device("cuda"), F32, target_dtype, torch.int64, size).measure() == 0
 
 
 @needs_interpreter
@@ -248,115 +227,3 @@ def test_errors_show() -> None:
     assert relative_error(before, exact[0]) == math.inf
     final[0, 0, 0, 0] = math.nan
     assert relative_error(final, exact[1]) == math.inf
-
-
-# -- shared with the tests on a GPU --------------------------------------------------------------------------------
-
-
-def check_fold(kind: Kind, key_dim: int, value_dim: int, backend: Backend, device: str) -> None:
-    """Applying a fold equals walking its elements."""
-    drawn = Problem.random(kind, key_dim, value_dim, device=device)
-    elements = drawn.chains.elements.clone()
-    elements[:, 3] = NOT_WANTED
-    chains = replace(drawn.chains, elements=elements, num_outputs=0)
-    transition, end_state = fold(chains, drawn.transitions, drawn.end_states, backend=backend)
-    assert transition.shape == (chains.num_chains, *drawn.transitions[0].shape[1:])
-    state = torch.where((chains.initial_index >= 0).view(-1, 1, 1, 1), drawn.initial[chains.initial_index.clamp(0)], 0)
-    missing = 0 if kind == "dense" else state.ndim - transition.ndim
-    acted = transition @ state if kind == "dense" else transition[(...,) + (None,) * missing] * state
-    assert relative_error(acted + end_state, drawn.solve()[1]) < 1e-6
-
-
-def assert_shut_out(backend: Backend, device: str = "cpu") -> None:
-    chains = Chains.of([0, 2], [0, ZERO], [0, 1], [ZERO], device=device)
-    transitions = torch.eye(16, device=device).view(1, 1, 16, 16)
-    end_states = torch.ones(2, 1, 16, 16, device=device)
-    end_states[0] = math.nan
-    before, final = compose(chains, [transitions], [end_states], torch.zeros_like(transitions), backend=backend)
-    assert bool(before[1].isnan().all()) and torch.equal(final, torch.ones_like(final))
-
-
-# -- on a GPU ------------------------------------------------------------------------------------------------------
-
-
-def limit(precision: Precision) -> float:
-    return 1e-6 if precision == "ieee" else 3e-6
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("kind", "precision", "config"),
-    [(kind, "ieee", config) for kind in KINDS[:2] for config in candidates(kind, 128, 128, "ieee")]
-    + [("dense", p, config) for p in ("ieee", "tf32x3") for config in candidates("dense", 128, 128, p)],  # type: ignore[arg-type]
-    ids=str,
-)
-def test_every_layout_on_a_gpu(kind: Kind, precision: Precision, config: Config) -> None:
-    problem = Problem.random(kind, 128, 128, lengths=(7, 0, 16, 1), num_heads=3, device="cuda")
-    assert kernel_error(problem, precision, config) < limit(precision)
-    if kind == "head":
-        assert kernel_error(problem.turned(32), precision, config) < limit(precision)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
-@pytest.mark.parametrize("stored", STORED, ids=str)
-def test_every_storage_type_on_a_gpu(stored: tuple[torch.dtype, ...], precision: Precision) -> None:
-    for kind in KINDS:
-        assert kernel_error(Problem.random(kind, 128, 128, dtypes=stored, device="cuda"), precision) < limit(precision)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_size_on_a_gpu(shape: tuple[int, int], precision: Precision) -> None:
-    for kind in KINDS:
-        assert kernel_error(Problem.random(kind, *shape, device="cuda"), precision) < limit(precision)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_ragged_chains_on_a_gpu(lengths: tuple[int, ...]) -> None:
-    assert kernel_error(Problem.random("dense", 64, 64, lengths=lengths, device="cuda")) < limit("ieee")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["ieee", "tf32x3"])
-def test_many_programs_give_the_same_every_time(precision: Precision) -> None:
-    """Enough of them to fill the chip several times: a race would move the result."""
-    from hypic_kernels.compose import triton as kernel
-
-    problem = Problem.random("dense", 128, 128, lengths=(16, 3, 0, 40, 16), num_heads=32, device="cuda")
-    assert kernel_error(problem, precision) < limit(precision)
-    first, again = problem.outputs(), problem.outputs()
-    for before, final in (first, again):
-        kernel.compose(*problem.arguments, before, final, precision)
-    assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(first, again, strict=True))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
-def test_fold_and_automatic_choice_on_a_gpu(kind: Kind) -> None:
-    check_fold(kind, 128, 96, "triton", "cuda")
-    check_fold(kind, 128, 96, "auto", "cuda")
-
-
-@pytest.mark.gpu
-def test_a_zero_transition_shuts_out_nan_on_a_gpu() -> None:
-    assert_shut_out("triton", "cuda")
-
-
-@pytest.mark.gpu
-def test_compose_is_captured_in_a_graph() -> None:
-    problem = Problem.random("dense", 64, 64, device="cuda")
-    before, final = problem.outputs()
-    assert problem.end_states
-    chains, transitions, end_states, initial = problem.chains, problem.transitions, problem.end_states, problem.initial
-    compose(chains, transitions, end_states, initial, before=before, final=final)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        compose(chains, transitions, end_states, initial, before=before, final=final)
-    initial.mul_(2)
-    before.fill_(math.nan)
-    final.fill_(math.nan)
-    graph.replay()
-    assert max(map(relative_error, (before, final), problem.solve())) < limit("ieee")
