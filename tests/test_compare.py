@@ -17,7 +17,7 @@ from hypic.errors import ConfigError
 from hypic.types import TokenLogprob
 from hypic_apps.cli.compare import read
 from hypic_apps.cli.main import main
-from tests.apps.test_cli import one_sentence
+from tests.apps.commands import one_sentence
 from tests.checkpoints import CHATML, add_tokenizer, qwen
 
 WORDS = "the river runs past an old mill where three brothers grind rye and oats for the town below".split()

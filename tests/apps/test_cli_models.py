@@ -21,7 +21,7 @@ from hypic.errors import CheckpointError, ConfigError
 from hypic_apps.cli.main import main
 from hypic_retriever import Splitter
 from tests.apps.cli_files import DOCUMENTS, checkpoint, documents
-from tests.apps.test_cli import one_sentence
+from tests.apps.commands import one_sentence
 from tests.checkpoints import qwen
 from tests.checkpoints_kda import write
 

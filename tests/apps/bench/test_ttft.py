@@ -1,43 +1,21 @@
-"""``hypic bench ttft`` on tiny geometries: arms do what they say, records are whole, floors are as counted."""
+"""``hypic bench ttft`` on tiny geometries: arms do what they say, prompts are new, records are whole."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from hypic.engine import models
-from hypic.types import CacheReport, Policy, SegmentReport
-from hypic_apps.bench import floors, trace, ttft, ttft_command
-from hypic_apps.bench.floors import Counts, Limits, load_of
-from hypic_apps.bench.geometries import geometry, known
+from hypic.types import CacheReport, SegmentReport
+from hypic_apps.bench import ttft, ttft_command
+from hypic_apps.bench.geometries import geometry
 from hypic_apps.bench.prompts import IdsSource, Shape, shuffled
 from hypic_apps.bench.session import Answered, Session, session
 from hypic_apps.cli.errors import CommandError
 from hypic_apps.cli.main import main
-
-ROOT = Path(__file__).parents[3]
-SMALL = ["--geometry", "tiny", "--segments", "2", "--segment-tokens", "48", "--tail-tokens", "8"]
-QUICK = ["--runs", "2", "--warmup", "0", "--threads", "1", "--decode-tokens", "2", "--memory", "64MiB"]
-H200 = Limits(773e12, 4.2e12)
-
-
-def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main(["bench", "ttft", *SMALL, *QUICK, "--json", *arguments]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
-def by_arm(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {record["arm"]: record for record in result["records"]}
+from tests.apps.bench.small_ttft import QUICK, SMALL, bench, by_arm
 
 
 def test_records_hold_every_arm(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,9 +216,6 @@ def test_segments_that_were_evicted_before_they_were_asked_for_are_no_warm_run()
         ttft.measure(built, Shape(8, 48, 8), ttft.Plan(("warm",), runs=1, decode_tokens=0))
 
 
-# -- prompts ---------------------------------------------------------------------------------------------------------
-
-
 def test_prompts_are_new_in_every_repetition_and_the_same_in_every_process() -> None:
     source, shape = IdsSource(512), Shape(3, 64, 8, head_tokens=5)
     first, again, other = (source.documents(shape, number) for number in (0, 0, 1))
@@ -258,161 +233,3 @@ def test_text_is_tokenised_inside_the_time_unless_asked_otherwise(capsys: pytest
     (one,), (other,) = inside["records"], beforehand["records"]
     assert one["computed_tokens"] == other["computed_tokens"] < one["prompt_tokens"]
     assert one["prompt_tokens"] >= 104
-
-
-# -- floors ----------------------------------------------------------------------------------------------------------
-
-
-def counted(name: str) -> Counts:
-    with torch.device("meta"):
-        model = models.build(known()[name])
-    return Counts.of(model.to(torch.bfloat16))
-
-
-def test_floors_of_the_large_geometry_are_those_that_were_counted_by_hand() -> None:
-    """4.9 GFLOP a token, 70 GB of weights, 60 MiB of transitions; 175 ms for full recompute and about 18 ms warm."""
-    counts, shape = counted("qwen3.5-35b-a3b"), Shape(16, 1024, 128)
-    assert 2 * counts.active_weights / 1e9 == pytest.approx(4.9, abs=0.1)
-    assert counts.weight_bytes(10_000) / 1e9 == pytest.approx(70, rel=0.03)
-    assert counts.layout.transition_bytes == 60 * 2**20 and counts.layout.token_bytes == 20 * 2**10
-    full, warm = (load_of(arm, shape, Policy(), counts.layout).seconds(counts, H200) for arm in ("full", "warm"))
-    assert full == pytest.approx(0.175, rel=0.02) and warm == pytest.approx(0.018, rel=0.06)
-
-
-def test_floors_by_room_of_the_large_geometry() -> None:
-    """Warm, the experts' bytes are most of all; recomputed, none is bound by bytes; together no less than the whole."""
-    counts, shape = counted("qwen3.5-35b-a3b"), Shape(16, 1024, 128)
-    loads = {arm: load_of(arm, shape, Policy(), counts.layout) for arm in ("full", "warm")}
-    full, warm = (loads[arm].by_room(counts, H200) for arm in ("full", "warm"))
-    assert warm["experts"] == pytest.approx(0.0154, rel=0.03) and max(warm, key=lambda room: warm[room]) == "experts"
-    for arm, rooms in (("full", full), ("warm", warm)):
-        assert sum(rooms.values()) >= loads[arm].seconds(counts, H200) * 0.999, arm
-    assert full["linear: lift with scan"] == pytest.approx(0.042, rel=0.05)
-    assert sum(full.values()) == pytest.approx(loads["full"].seconds(counts, H200), rel=0.01)
-    dense = counted("qwen3.5-4b")
-    assert dense.routed_weights == 0 == load_of("warm", shape, Policy(), dense.layout).by_room(dense, H200)["experts"]
-    assert "by room experts 15." in floors.rooms_text(loads["warm"], counts, H200)
-
-
-def test_few_tokens_read_few_experts() -> None:
-    counts = counted("qwen3.5-35b-a3b")
-    assert counts.weight_bytes(0) == counts.dense_bytes
-    one = counts.weight_bytes(1) - counts.dense_bytes
-    assert one == pytest.approx(counts.expert_bytes * 8 / 256)
-
-
-@pytest.mark.parametrize("name", list(known()))
-def test_every_geometry_is_built_and_segments_can_gain(name: str) -> None:
-    counts = counted(name)
-    full, cold, warm = (
-        load_of(arm, Shape(16, 1024, 128), Policy(), counts.layout).seconds(counts, H200)
-        for arm in ("full", "cold", "warm")
-    )
-    assert warm < cold < full
-
-
-# -- peers, profile, plain surroundings ------------------------------------------------------------------------------
-
-
-def test_transformers_runs_beside_us_and_says_what_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
-    result = bench(capsys, "--geometry", "tiny-moe", "--arms", "full", "--peer", "transformers", "--peer", "prefix")
-    found = by_arm(result)
-    assert list(found) == ["full", "prefix", "transformers"]
-    peer, full = found["transformers"], found["full"]
-    assert peer["runs"] == 2 and "total_ms_256" not in peer
-    assert full["ratio_to_transformers"] == pytest.approx(peer["ttft_ms_p50"] / full["ttft_ms_p50"])
-    assert result["peer"]["versions"]["flash-linear-attention"] == "missing" and not result["peer"]["missing"]
-
-
-def test_a_peer_that_cannot_be_had_is_said_to_be_missing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = known()["tiny"] | {"model_type": "bailing_moe_linear"}
-    ring = {
-        **known()["ring-mini-linear-2.0"],
-        **{name: config[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "head_dim")},
-        **{"num_hidden_layers": 4, "layer_group_size": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
-        **{"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 2, "topk_group": 1},
-        "group_norm_size": 2,
-    }
-    monkeypatch.setattr("hypic_apps.bench.geometries.known", lambda: {"tiny": ring})
-    result = bench(capsys, "--arms", "warm", "--peer", "transformers")
-    assert "bailing_moe_linear" in result["peer"]["missing"]
-    assert list(by_arm(result)) == ["warm"]
-
-
-HOST = (
-    r"host: ([\d.]+) ms before .*, ([\d.]+) ms waiting .*, ([\d.]+) ms from there to the token \(medians of 5 requests"
-)
-
-
-def test_a_profile_names_rooms_and_operators(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "deep" / "profile.txt"
-    bench(capsys, "--arms", "warm", "--runs", "1", "--profile", str(file), "--profile-arm", "full")
-    text = file.read_text()
-    assert text.startswith("full, 2 x 48 + 8 tokens\nfloors in ms: the whole ") and "wall time" in text
-    before, waited, after = map(float, re.search(HOST, text).groups())  # type: ignore[union-attr]
-    assert before > 0 and waited >= 0 and after > 0
-    for room in ("attention", "experts", "norms", "projections", "linear: lift", "linear: scan", "linear: convolution"):
-        assert f"\n{room} " in text
-    assert "aten::mm" in text
-
-
-def test_rooms_by_the_innermost_frame() -> None:
-    linear = "torch/nn/modules/linear.py(120): forward"
-    attention, moe = "/x/hypic/engine/layers/attention.py(7): f", "/x/hypic/engine/layers/moe.py(9): f"
-    assert trace.room_of(["builtin", attention, moe]) == "attention"
-    assert trace.room_of([linear, attention]) == "projections"
-    assert trace.room_of([linear, moe, attention]) == "experts"
-    assert trace.room_of(["builtin"]) == "other"
-
-
-def test_own_time_leaves_out_what_was_called() -> None:
-    def op(name: str, start: float, duration: float) -> trace.Event:
-        return trace.Event(name, "cpu_op", 1, start, duration, None)
-
-    own = trace.own_times([op("outer", 0, 10), op("inner", 2, 3), op("innermost", 3, 1), op("inner", 6, 2)])
-    assert own == {"outer": (5, 1), "inner": (4, 2), "innermost": (1, 1)}
-
-
-def test_kernels_belong_to_what_launched_them() -> None:
-    def event(name: str, kind: str, start: float, duration: float, correlation: int | None = None) -> trace.Event:
-        return trace.Event(name, kind, 1, start, duration, correlation)
-
-    frames = [
-        event("hypic/engine/layers/attention.py(1): forward", "python_function", 0, 10),
-        event("hypic/engine/layers/norm.py(1): forward", "python_function", 4, 3),
-    ]
-    launches = [event("cudaLaunchKernel", "cuda_runtime", at, 1, at) for at in (1, 5, 8)]
-    kernels = [event("k", "kernel", 100 + at, 7, at) for at in (1, 5, 8)]
-    whole = trace.Trace(kernels, launches, [], frames)
-    assert trace.by_room(whole) == {"attention": (14, 2), "norms": (7, 1)}
-
-
-BLOCKED = ("rich", "faiss", "fastapi", "jinja2", "httpx", "pydantic", "transformers", "einops", "matplotlib")
-BARE = """
-import sys
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {blocked!r}:
-            raise ImportError(name)
-sys.meta_path.insert(0, Missing())
-sys.argv[0] = "bench"
-import runpy
-runpy.run_module("hypic_apps.bench", run_name="__main__")
-"""
-
-
-def plain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(str(ROOT / part) for part in ("", "kernels", "retriever", "apps"))
-    command: Sequence[str] = [sys.executable, "-c", BARE.format(blocked=BLOCKED), *arguments]
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
-
-
-def test_it_runs_where_little_is_installed() -> None:
-    done = plain("ttft", *SMALL, *QUICK, "--arms", "warm")
-    assert done.returncode == 0, done.stderr
-    assert "warm" in done.stdout and "transitions kept: 100.0%" in done.stdout
-    failed = plain("ttft", *SMALL, "--segments", "x")
-    assert failed.returncode == 2 and failed.stderr.startswith("hypic: ") and failed.stdout == ""

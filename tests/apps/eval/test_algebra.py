@@ -11,7 +11,7 @@ from hypic_apps.cli.eval import shown
 from hypic_apps.cli.main import main
 from hypic_apps.eval import algebra
 from hypic_apps.eval.tiny import CONFIGS
-from tests.apps.test_cli import one_sentence
+from tests.apps.commands import one_sentence
 
 ONE_OF_EACH = ("minimax", "bailing_moe_linear (2.5)", "granitemoehybrid", "qwen3_5_text", "bailing_hybrid")
 

@@ -14,8 +14,8 @@ from hypic_apps.eval import processes
 from hypic_apps.eval.driver import Subject
 from hypic_apps.eval.measure import Plan, Unit
 from hypic_apps.eval.records import Measured
+from tests.apps.commands import one_sentence
 from tests.apps.eval.test_real import written
-from tests.apps.test_cli import one_sentence
 
 ENGINE = ["--device", "cpu", "--memory", "64MiB", "--max-context", "4096"]
 FIELDS = {"model", "set", "arm", "metric", "value", "n", "low", "high", "gap_to_full", "gap_low", "gap_high"}

@@ -12,7 +12,7 @@ from hypic_apps.server.access import tenant_of
 from hypic_apps.server.app import create_app
 from tests.apps.server.scripted import ServedScript
 from tests.apps.server.serving import in_thread, until
-from tests.apps.server.test_wire import CHAT, hello, serving
+from tests.apps.server.wire import CHAT, hello, serving
 from tests.integrations.scripted import segments
 
 SEGMENTS = "/v1/hypic/segments"

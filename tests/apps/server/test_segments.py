@@ -16,7 +16,7 @@ from hypic_apps.cli.main import main
 from hypic_apps.server.wire import told_to
 from tests.apps.server.scripted import ServedScript
 from tests.apps.server.serving import Process, until
-from tests.apps.server.test_wire import CHAT, TEXT, serving
+from tests.apps.server.wire import CHAT, TEXT, serving
 from tests.integrations.scripted import bodies, said
 
 SEGMENTS = "/v1/hypic/segments"
