@@ -40,3 +40,14 @@ def few_segments() -> list[Piece]:
 
 def only_segment(num_tokens: int = 40) -> list[Piece]:
     return [seg(num_tokens, 1), live(15, 2)]
+
+
+# Prompts that differ in length, in segments and in where live text ends, for requests beside each other.
+PROMPTS = [
+    many_segments(),
+    few_segments(),
+    [live(70, 31)],
+    [seg(30, 2), live(3, 32)],
+    [live(1, 33), seg(30, 2), seg(30, 2), live(1, 34)],
+    [live(20, 35, ends=True), live(40, 36, ends=True), seg(64, 37), live(9, 38)],
+]

@@ -14,6 +14,8 @@ import torch
 from hypic.engine.graphs import WARM_CHAINS, Graphs, Outputs, Recorded, decode_bucket, warm_bucket
 from hypic.engine.runner import Runner
 
+SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "memory": "64MiB", "max_context": 4096}
+
 
 @dataclass
 class Rerun:
