@@ -1,72 +1,28 @@
 """HypicLLM on a scripted engine: every call path of a string model, with segments and flat text."""
 
-import asyncio
 import copy
 import pickle
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from langchain_core.caches import InMemoryCache
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.exceptions import ContextOverflowError, ModelInvalidRequestError
+from langchain_core.exceptions import ModelInvalidRequestError
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompt_values import ChatPromptValue
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
 from langchain_core.runnables import RunnableLambda
 
-from hypic.errors import PromptError, PromptTooLong, WorkerLost
-from hypic.integrations.langchain import HypicLLM, SegmentedStr, SegmentPromptValue, segment
+from hypic.errors import PromptError
+from hypic.integrations.langchain import SegmentedStr, segment
 from hypic.types import Prompt, Segment
+from tests.integrations.llm_paths import INPUTS, PAGES, PARTS, PATHS, PROMPT, SAID, llm_on, run
 from tests.integrations.scripted import ScriptedEngine, bodies, said, segments
-
-PAGES = ["The Alpha mill was built in 1871 on the Lenne.", "The Beta bridge was opened in 1902, with two tracks."]
-PARTS = [Segment("Be brief.", kind="system"), Segment(PAGES[0], name="a", source="a.md"), Segment(PAGES[1])]
-PROMPT = Prompt(PARTS, "When?")
-SAID = [("system", "Be brief."), ("user", f"{PAGES[0]}\n\n{PAGES[1]}\n\nWhen?")]
 
 
 @pytest.fixture
 def engine() -> ScriptedEngine:
     return ScriptedEngine()
-
-
-def llm_on(engine: ScriptedEngine, **options: Any) -> Any:
-    """A model that takes more kinds of input than LangChain's types know."""
-    return HypicLLM(engine=engine, **options)
-
-
-def run(awaitable: Any) -> Any:
-    return asyncio.run(awaitable)
-
-
-async def collect(stream: AsyncIterator[Any]) -> list[Any]:
-    return [item async for item in stream]
-
-
-Ask = Callable[[Any, Any], str]
-PATHS: dict[str, Ask] = {
-    "invoke": lambda m, x: m.invoke(x),
-    "ainvoke": lambda m, x: run(m.ainvoke(x)),
-    "stream": lambda m, x: "".join(m.stream(x)),
-    "astream": lambda m, x: "".join(run(collect(m.astream(x)))),
-    "batch": lambda m, x: m.batch([x])[0],
-    "abatch": lambda m, x: run(m.abatch([x]))[0],
-    "retry": lambda m, x: m.with_retry(stop_after_attempt=2).invoke(x),
-    "fallback": lambda m, x: HypicLLM(engine=ScriptedEngine(error=WorkerLost("gone"))).with_fallbacks([m]).invoke(x),
-    "bind": lambda m, x: m.bind(max_tokens=7).invoke(x),
-    "bind_stream": lambda m, x: "".join(m.bind(max_tokens=7).stream(x)),
-    "config": lambda m, x: m.with_config(tags=["t"]).invoke(x),
-    "chain": lambda m, x: (RunnableLambda(lambda i: x) | m).invoke(0),
-    "chain_stream": lambda m, x: "".join((RunnableLambda(lambda i: x) | m).stream(0)),
-    "streaming": lambda m, x: m.model_copy(update={"streaming": True}).invoke(x),
-    "astreaming": lambda m, x: run(m.model_copy(update={"streaming": True}).ainvoke(x)),
-}
-INPUTS: dict[str, Any] = {
-    "Prompt": PROMPT,
-    "SegmentPromptValue": SegmentPromptValue(segments=PARTS, tail="When?"),
-    "SegmentedStr": SegmentedStr(PROMPT),
-}
 
 
 @pytest.mark.parametrize("given", INPUTS)
@@ -176,90 +132,6 @@ def test_generate_reports_usage_per_prompt_and_in_all(engine: ScriptedEngine) ->
         assert (info["token_usage"]["cached_tokens"], info["finish_reason"]) == (60, "stop")
         assert info["hypic"]["reused_tokens"] == 60
     assert len(seen) == 2
-
-
-def test_streams_are_true_and_call_back_per_token(engine: ScriptedEngine) -> None:
-    class Tokens(BaseCallbackHandler):
-        def __init__(self) -> None:
-            self.tokens: list[str] = []
-            self.ends: list[Any] = []
-
-        def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
-            self.tokens.append(token)
-
-        def on_llm_end(self, response: Any, **kwargs: Any) -> None:
-            self.ends.append(response)
-
-    handler = Tokens()
-    stream = llm_on(engine).stream(PROMPT, {"callbacks": [handler]})
-    assert next(stream) == "It"
-    assert (engine.num_open, handler.tokens) == (1, ["It"])
-    assert "".join(stream) == " was built in 1871."
-    info = handler.ends[0].generations[0][0].generation_info
-    assert info["hypic"]["reused_tokens"] == info["token_usage"]["cached_tokens"] == 60
-    assert len(info["logprobs"]["content"]) == 5
-    handler.tokens.clear()
-    llm_on(engine, streaming=True).invoke(PROMPT, {"callbacks": [handler]})
-    assert "".join(handler.tokens) == "It was built in 1871."
-
-
-def test_a_broken_off_stream_is_closed(engine: ScriptedEngine) -> None:
-    stream = llm_on(engine).stream(PROMPT)
-    next(stream)
-    stream.close()
-    assert (engine.num_open, engine.num_finished) == (0, 0)
-
-
-@pytest.mark.parametrize("how", ["ainvoke", "astream", "abatch"])
-def test_a_cancelled_task_aborts_the_request(how: str) -> None:
-    engine = ScriptedEngine(wait_s=30)
-
-    async def cancel() -> None:
-        llm = llm_on(engine)
-        inputs: Any = [PROMPT] * 3 if how == "abatch" else PROMPT
-        asked = collect(llm.astream(inputs)) if how == "astream" else getattr(llm, how)(inputs)
-        task = asyncio.ensure_future(asked)
-        while engine.num_open < (3 if how == "abatch" else 1):
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert engine.num_open == 0
-
-    run(cancel())
-    assert engine.num_finished == 0
-
-
-def test_when_one_of_many_fails_the_others_stop() -> None:
-    class OneFails(ScriptedEngine):
-        async def astream(self, prompt: Any, sampling: Any = None, **options: Any) -> AsyncIterator[Any]:
-            if prompt == Prompt(tail="bad"):
-                raise PromptTooLong("9 tokens, 8 fit")
-            async for piece in super().astream(prompt, sampling, **options):
-                yield piece
-
-    engine = OneFails(wait_s=30)
-    with pytest.raises(ContextOverflowError, match="8 fit"):
-        run(llm_on(engine).abatch(["good", "bad", "good"]))
-    assert (engine.num_open, engine.num_finished) == (0, 0)
-
-
-def test_batch_keeps_order(engine: ScriptedEngine) -> None:
-    class Echo(ScriptedEngine):
-        def _pieces(self, prompt: Any) -> Any:
-            return iter(ScriptedEngine(answer=prompt.tail)._pieces(prompt))
-
-    questions = [f"Question {n}?" for n in range(30)]
-    llm = llm_on(Echo())
-    assert llm.batch(questions) == run(llm.abatch(questions)) == questions
-    assert llm.batch(questions, {"max_concurrency": 7}) == questions
-    assert llm.batch(questions, stop=["x"]) == questions
-
-
-def test_errors_return_as_values_where_asked(engine: ScriptedEngine) -> None:
-    engine.error = PromptTooLong("9 tokens, 8 fit")
-    (error,) = llm_on(engine).batch(["x"], return_exceptions=True)
-    assert isinstance(error, ContextOverflowError)
 
 
 def test_call_options_and_their_cache_keys(engine: ScriptedEngine) -> None:

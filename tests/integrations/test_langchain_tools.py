@@ -1,4 +1,4 @@
-"""Tools on ``ChatHypic``: binding, calls in answers and streams, agents, structured answers, the retriever tool."""
+"""Tools on ``ChatHypic``: binding, calls in answers and streams, and which are demanded."""
 
 from __future__ import annotations
 
@@ -8,60 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.documents import Document
-from langchain_core.exceptions import ModelError, ModelInvalidRequestError, OutputParserException
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
-from langchain_core.tools import tool
-from pydantic import BaseModel
+from langchain_core.exceptions import ModelError, ModelInvalidRequestError
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from hypic.engine.tokenizer import Tokenizer
-from hypic.integrations.langchain import ChatHypic, HypicRetriever, create_segment_retriever_tool, segment
+from hypic.integrations.langchain import ChatHypic, segment
+from tests.integrations.chat_tools import SECTIONS, Joke, add, ajoined, chat_on, joined, made, weather
 from tests.integrations.scripted import ScriptedEngine, bodies, said, segments
 from tests.integrations.scripted_tools import ToolEngine, call
-
-SECTIONS = ["The mill was built in 1871 by Ada Perkins.", "The bridge was opened in 1902 and carries two tracks."]
-
-
-@tool
-def weather(city: str, days: int = 1) -> str:
-    """Tells the weather."""
-    return f"Sunny in {city}."
-
-
-@tool
-def add(a: int, b: int) -> int:
-    """Adds."""
-    return a + b
-
-
-class Joke(BaseModel):
-    """A joke."""
-
-    setup: str
-    punchline: str
-
-
-def chat_on(engine: ScriptedEngine, **options: Any) -> ChatHypic:
-    return ChatHypic(engine=engine, **options)
-
-
-def joined(model: Any, prompt: Any) -> AIMessageChunk:
-    first, *rest = model.stream(prompt)
-    whole = sum(rest, first)
-    assert isinstance(whole, AIMessageChunk)
-    return whole
-
-
-async def ajoined(model: Any, prompt: Any) -> AIMessageChunk:
-    chunks = [chunk async for chunk in model.astream(prompt)]
-    whole = sum(chunks[1:], chunks[0])
-    assert isinstance(whole, AIMessageChunk)
-    return whole
-
-
-def made(message: AIMessage) -> list[tuple[str, dict[str, Any]]]:
-    assert all(one["id"] for one in message.tool_calls)
-    return [(one["name"], one["args"]) for one in message.tool_calls]
 
 
 @pytest.mark.parametrize("spelling", ["xml", "hermes"])
@@ -155,9 +109,6 @@ def test_a_conversation_with_tools_reaches_the_template_whole() -> None:
     assert [one.kind for one in segments(engine.last.prompt)] == ["document", "document"]
 
 
-# -- tool_choice -----------------------------------------------------------------------------------------------------
-
-
 def test_tool_choice_none_keeps_tools_from_the_model() -> None:
     engine = ToolEngine(script=[call("weather", {})])
     answer = chat_on(engine).bind_tools([weather], tool_choice="none").invoke("?")
@@ -241,89 +192,3 @@ def test_answers_of_a_template_that_opens_the_reasoning(tmp_path: Path) -> None:
     assert (answer.content, answer.additional_kwargs) == ("Yes.", {"reasoning_content": "Hm."})
     answer = chat_on(engine, chat_template_kwargs={"enable_thinking": False}).invoke("?")
     assert (answer.content, answer.additional_kwargs) == ("Yes.", {})
-
-
-# -- structured answers ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["function_calling", "json_schema", "json_mode"])
-@pytest.mark.parametrize("schema", [Joke, Joke.model_json_schema()])
-def test_structured_answers(method: Any, schema: Any) -> None:
-    engine = ToolEngine()
-    model = chat_on(engine).with_structured_output(schema, method=method)
-    answer = model.invoke("A joke.")
-    values = answer.model_dump() if isinstance(answer, Joke) else answer
-    assert set(values) == {"setup", "punchline"} and isinstance(answer, Joke) is (schema is Joke)
-    assert (engine.last.tools is None) is (method != "function_calling")
-
-
-@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
-def test_a_structured_answer_that_is_none_raises_or_is_reported(method: Any) -> None:
-    error = ModelError if method == "function_calling" else OutputParserException
-    with pytest.raises(error):
-        chat_on(ToolEngine(script=["No."])).with_structured_output(Joke, method=method).invoke("?")
-    raw = chat_on(ToolEngine(script=["No."])).with_structured_output(Joke, method=method, include_raw=True).invoke("?")
-    assert isinstance(raw, dict)
-    assert raw["raw"].content == "No." and raw["parsed"] is None
-
-
-# -- agents ----------------------------------------------------------------------------------------------------------
-
-
-class Index:
-    """Finds everything."""
-
-    def search(self, query: str, k: int) -> list[Any]:
-        passages = [
-            type("Passage", (), {"id": f"s{n}", "text": text, "source": "book.md"})()
-            for n, text in enumerate(SECTIONS[:k])
-        ]
-        return [type("Hit", (), {"passage": passage, "score": 1.0})() for passage in passages]
-
-
-def test_the_retriever_tool_returns_documents_as_blocks() -> None:
-    look_up = create_segment_retriever_tool(HypicRetriever(index=Index(), k=2), "look_up", "Finds passages.")
-    assert look_up.invoke({"query": "mill"}) == [
-        segment(text, name=f"s{n}", source="book.md") for n, text in enumerate(SECTIONS)
-    ]
-    assert asyncio.run(look_up.ainvoke({"query": "mill"})) == look_up.invoke({"query": "mill"})
-    nothing = create_segment_retriever_tool(HypicRetriever(index=Index(), k=0), "look_up", "Finds passages.")
-    assert nothing.invoke({"query": "mill"}) == "No documents were found."
-    both = create_segment_retriever_tool(
-        HypicRetriever(index=Index(), k=1), "look_up", "Finds.", response_format="content_and_artifact"
-    )
-    message = both.invoke({"type": "tool_call", "name": "look_up", "args": {"query": "x"}, "id": "c"})
-    assert len(message.content) == 1 and isinstance(message.artifact[0], Document)
-
-
-@pytest.mark.parametrize("spelling", ["xml", "hermes"])
-def test_an_agent_calls_a_tool_reads_documents_and_answers(spelling: Any) -> None:
-    agents = pytest.importorskip("langchain.agents", reason="langchain is not installed")
-    engine = ToolEngine(answer="In 1871.", spelling=spelling)
-    look_up = create_segment_retriever_tool(HypicRetriever(index=Index(), k=2), "look_up", "Finds passages.")
-    agent = agents.create_agent(chat_on(engine), [look_up], system_prompt="You answer from passages.")
-    state = agent.invoke({"messages": [HumanMessage("When was the 'mill' built?")]})
-    human, asked, found, answer = state["messages"]
-    assert made(asked) == [("look_up", {"query": "mill"})]
-    assert isinstance(found.content, list) and found.tool_call_id == asked.tool_calls[0]["id"]
-    assert answer.content == "In 1871." and len(engine.asked) == 2
-    assert bodies(engine.last.prompt) == SECTIONS
-    assert [one.name for one in segments(engine.last.prompt)] == ["s0", "s1"]
-
-
-def test_an_agent_runs_async_streams_and_gives_structured_answers() -> None:
-    agents = pytest.importorskip("langchain.agents", reason="langchain is not installed")
-    engine = ToolEngine(answer="Sunny.")
-    agent = agents.create_agent(chat_on(engine), [weather])
-
-    async def ask() -> list[Any]:
-        inputs = {"messages": [HumanMessage("Weather in 'Köln'?")]}
-        return [token async for token, _ in agent.astream(inputs, stream_mode="messages")]
-
-    tokens = asyncio.run(ask())
-    chunks = [token for token in tokens if isinstance(token, AIMessageChunk)]
-    assert "".join(chunk.text for chunk in chunks) == "Sunny."
-    assert [one["name"] for chunk in chunks for one in chunk.tool_call_chunks] == ["weather"]
-    assert [token.content for token in tokens if isinstance(token, ToolMessage)] == ["Sunny in Köln."]
-    structured = agents.create_agent(chat_on(ToolEngine()), [], response_format=Joke)
-    assert isinstance(structured.invoke({"messages": [HumanMessage("A joke.")]})["structured_response"], Joke)
