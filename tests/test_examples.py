@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 # These need a framework or a server, and are run where those are tested.
 ELSEWHERE: Mapping[str, str] = {
-    "kept_segments.py": "tests/test_saved.py",
+    "kept_segments.py": "tests/saved/test_files.py",
     "agent_memory.py": "tests/integrations/test_agents_live.py",
     "langchain_rag.py": "tests/integrations/test_langchain_live.py",
     "llamaindex_rag.py": "tests/integrations/test_llamaindex_live.py",
