@@ -83,7 +83,7 @@ class Training:
         check_state(self.state_file, state, self.model.state_dict(), reuse=self.settings.reuse)
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.progress = Progress(**state["progress"])
+        vars(self.progress).update(asdict(Progress(**state["progress"])))  # in place: a loop may hold it
         self.step.reset()
         return True
 
@@ -153,6 +153,7 @@ class Training:
                 loss=round(loss, 4), norm=round(norm, 3), tokens=progress.tokens, tokens_per_s=round(rate))  # fmt: skip
             if not math.isfinite(loss):
                 self._recover(log)
+                mark, tokens_at_mark = time.monotonic(), progress.tokens
                 continue
             if progress.trained_s - examined > settings.exam_every_s:
                 examined = progress.trained_s

@@ -169,7 +169,6 @@ def _rank(
 def _joined(rank: int, number: int, kind: str, folder: Path) -> Replica:
     """This rank's place, once it has met the others."""
     store = dist.FileStore(str(folder / "meeting"), number)
-    store.set_timeout(LONGEST_MEETING)
     place: dict[str, Any] = {"store": store, "rank": rank, "world_size": number, "timeout": LONGEST_COLLECTIVE}
     if kind == "cpu":
         device = torch.device("cpu")
@@ -180,4 +179,5 @@ def _joined(rank: int, number: int, kind: str, folder: Path) -> Replica:
         # A graph's buffers are freed with it, at every stage: they are not to be registered with the other GPUs.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
         dist.init_process_group("nccl", device_id=device, **place)
+    store.set_timeout(LONGEST_MEETING)
     return Replica(rank, number, device, store)
