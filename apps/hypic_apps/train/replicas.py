@@ -177,7 +177,7 @@ def _joined(rank: int, number: int, kind: str, folder: Path) -> Replica:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
         # A graph's buffers are freed with it, at every stage: they are not to be registered with the other GPUs.
-        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
+        os.environ["NCCL_GRAPH_REGISTER"] = "0"
         dist.init_process_group("nccl", device_id=device, **place)
     store.set_timeout(LONGEST_MEETING)
     return Replica(rank, number, device, store)
