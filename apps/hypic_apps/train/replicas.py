@@ -83,7 +83,7 @@ class Replica:
         """Whether ``tensors`` are the same on all ranks, bit for bit."""
         digest = hashlib.sha256()
         for tensor in tensors:
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
         return len(set(self.meet(digest.hexdigest()))) == 1
 
     def _given(self, rank: int) -> Any:
