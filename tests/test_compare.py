@@ -230,7 +230,7 @@ def test_variables_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ({"tools": [5]}, [], "tools is [5]; pass a list of functions as OpenAI describes them"),
         ({"tools": {"name": "look"}}, [], "tools is {'name': 'look'}; pass a list of functions"),
         ({"hypic": {"reuse": "none"}}, [], "reuse is 'none', which is full recompute"),
-        ({"tool": [5]}, [], "request.json has the field 'tool', which is not known; did you mean tools?"),
+        ({"tool": [5]}, [], "request.json has the field 'tool', which is not known; write tools."),
         ({"policy": {"seam": 4}}, [], "'policy', which is not known; it may have messages, segments, question, tools"),
         ({}, ["--reuse", "prefix"], "reuse is 'prefix', which is full recompute"),
         ({}, ["--max-context", "-3"], "max_context is -3"),

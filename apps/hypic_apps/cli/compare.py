@@ -121,7 +121,7 @@ def _refuse_unknown(body: Mapping[str, Any], path: Path) -> None:
     for name in others:
         if name not in known:
             close = get_close_matches(name, known, 1)
-            way_out = f"did you mean {close[0]}?" if close else f"it may have {', '.join(FOLLOWED)}."
+            way_out = f"write {close[0]}." if close else f"it may have {', '.join(FOLLOWED)}."
             raise InputError(f"{path.name} has the field {name!r:.60}, which is not known; {way_out}")
 
 
