@@ -132,9 +132,7 @@ def attend_rows(
         if part.way == "planned":
             _alone(rows, part.span, heads, out[part.span])
         else:
-            made = rows(part.span, part.span.stop - part.span.start)
-            _at_once(made, part, heads, out[part.span], product)
-            del made
+            _at_once(rows, part, heads, out[part.span], product)
 
 
 def _alone(rows: Rows, span: slice, heads: Heads, out: Tensor) -> None:
@@ -144,16 +142,17 @@ def _alone(rows: Rows, span: slice, heads: Heads, out: Tensor) -> None:
     out[:] = planned(q, k, v, heads.scale)[: len(out)]
 
 
-def _at_once(made: tuple[Tensor, Tensor, Tensor], part: Part, heads: Heads, out: Tensor, product: Product) -> None:
+def _at_once(rows: Rows, part: Part, heads: Heads, out: Tensor, product: Product) -> None:
     """The rows of one part as they are, into ``out [R, H, V]``."""
+    made, first = rows(part.span, len(out)), part.span.start
     for span, length in part.groups:
-        rows = slice(span.start - part.span.start, span.stop - part.span.start)
-        q, k, v = (_together(x[rows], length) for x in made)
+        own = slice(span.start - first, span.stop - first)
+        q, k, v = (_together(x[own], length) for x in made)
         if part.way == "flash":
             mixed = narrowed(product, q, k, v, heads.scale, heads.width)
         else:
             mixed = whole(q, k, v[..., -heads.width :], heads.scale)
-        out[rows] = mixed.transpose(1, 2).flatten(0, 1)
+        out[own] = mixed.transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True)
