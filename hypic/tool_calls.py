@@ -53,6 +53,13 @@ class Part:
     note: str = ""
 
 
+def only_first(part: Part) -> Part:
+    """The part, or a note in the place of a call that is not the reply's first: for who takes one call at most."""
+    if part.call is None or part.call.index == 0:
+        return part
+    return Part(note=f"a further call, of {part.call.name!r}, was left out: parallel_tool_calls is false")
+
+
 @dataclass(frozen=True)
 class Reply:
     """A whole reply; ``notes`` say what could not be read as it was meant."""

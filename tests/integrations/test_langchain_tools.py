@@ -120,6 +120,17 @@ def test_reasoning_is_split_off_without_tools_too() -> None:
     assert chat_on(engine).invoke("?").content == call("weather", {})
 
 
+@pytest.mark.parametrize("parallel", [False, True, None])
+def test_who_takes_one_call_gets_the_first_and_is_told_of_others(parallel: bool | None) -> None:
+    text = f"{call('add', {'a': 1, 'b': 2})}\n{call('weather', {'city': 'Bonn'})}"
+    for ask in (lambda m: m.invoke("?"), lambda m: joined(m, "?"), lambda m: asyncio.run(ajoined(m, "?"))):
+        chat = chat_on(ToolEngine(script=[text])).bind_tools([add, weather], parallel_tool_calls=parallel)
+        answer = ask(chat)
+        assert [made["name"] for made in answer.tool_calls] == ["add", "weather"][: 1 if parallel is False else 2]
+        told = [note for note in answer.response_metadata["hypic"]["notes"] if "'weather', was left out" in note]
+        assert len(told) == (parallel is False) and answer.response_metadata["finish_reason"] == "tool_calls"
+
+
 def test_a_malformed_call_is_text_with_a_note() -> None:
     text = '<tool_call>{"name": "weather", </tool_call>'
     for ask in (lambda m: m.invoke("?"), lambda m: joined(m, "?")):
@@ -180,7 +191,6 @@ def test_what_is_not_supported_raises_before_anything_runs() -> None:
     some = {"type": "json_object"}
     refused: list[tuple[type[Exception], str, Callable[[], Any]]] = [
         (NotImplementedError, "strict", lambda: chat.bind_tools([add], strict=True)),
-        (NotImplementedError, "parallel", lambda: chat.bind_tools([add], parallel_tool_calls=False)),
         (NotImplementedError, "response_format", lambda: chat.bind_tools([add], response_format=some)),
         (NotImplementedError, "strict", lambda: chat.with_structured_output(Joke, strict=True).invoke("?")),
         (ValueError, "method", lambda: chat.with_structured_output(Joke, method="grammar")),  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine.parallel.cost import UNMEASURED_LINK, EncodeCost, EntrySize, LinkCost
-from hypic.engine.parallel.simulate import MOST_WORKERS, Fleet, Trace, cold_request_s, play, uneven_ratio
+from hypic.engine.parallel.simulate import MOST_WORKERS
 from hypic.engine.parallel.transport import NAMES
 from hypic.errors import HypicError
 from hypic_apps.bench import parallel
@@ -21,7 +21,8 @@ from hypic_apps.bench.geometries import Geometry, geometry
 from hypic_apps.bench.options import add_common, end_notes, note, numbers, whole, with_defaults
 from hypic_apps.bench.parallel_check import check
 from hypic_apps.bench.parallel_plot import draw
-from hypic_apps.bench.parallel_runs import SIGMA, Clock, even, fetch, uneven
+from hypic_apps.bench.parallel_runs import Clock, even, fetch, uneven
+from hypic_apps.bench.parallel_simulated import combine, simulated
 from hypic_apps.bench.parallel_text import text
 from hypic_apps.bench.records import about, save
 from hypic_apps.cli.errors import CommandError, InputError
@@ -107,8 +108,12 @@ def run(args: argparse.Namespace) -> int:
         _measure(args, name, result)
     if args.simulate:
         costs = args.cost and {"encode": vars(args.cost), "link": vars(NVLINK), "entry": vars(LARGE_ENTRY)}
-        costs = costs or result["runs"][-1].get("cost", {"encode": None})
-        result["simulated"] = [_simulated(args, costs, count) for count in args.simulate]
+        measured = result["runs"][-1] if costs is None else {}
+        costs = costs or measured.get("cost", {"encode": None})
+        result["simulated"] = [
+            simulated(costs, count, combine(measured.get("even", ())), args.requests, args.load, args.fail_rate)
+            for count in args.simulate
+        ]
     end_notes()
     _keep(args, result)
     if args.plot and any(run["even"] for run in result["runs"]):
@@ -218,40 +223,3 @@ def _costs(rig: parallel.Rig) -> Result:
     entry = EntrySize(layout.state_bytes + layout.transition_bytes, layout.token_bytes)
     found = {"link": vars(link), "entry": vars(entry), "handling": handling}
     return {"encode": None if encode is None else vars(encode), **found}
-
-
-def _simulated(args: argparse.Namespace, found: Result, count: int) -> Result:
-    if found["encode"] is None:
-        raise InputError("one worker measures no cost to simulate with; pass --counts 1,2 or --cost.")
-    note(f"simulating {count} workers")
-    fleet = Fleet(
-        num_workers=count,
-        encode=EncodeCost(**found["encode"]),
-        link=LinkCost(**found["link"]),
-        size=EntrySize(**found["entry"]),
-        combine_s=EncodeCost(**found["encode"]).seconds(256),
-        fail_rate=args.fail_rate,
-    )
-    # Half of a request's segments are taken to be found somewhere.
-    service_s = fleet.combine_s + 12 * fleet.encode.marginal_s(512)
-    trace = Trace(args.requests, rate_s=args.load * count / service_s)
-    played = {name: play(fleet, trace, name) for name in ("longest-first", "round-robin")}
-    return {
-        "workers": count,
-        "cold_64x1024_speedup": _cold_speedup(fleet),
-        "uneven_ratio": uneven_ratio(fleet, 32, 1024, SIGMA, 20),
-        **{
-            f"{name}_ttft_ms": {f"p{p}": 1e3 * one.percentile(p / 100) for p in (50, 90, 99)}
-            for name, one in played.items()
-        },
-        "hits": played["longest-first"].hits,
-        "fetched": played["longest-first"].fetched,
-        "encoded": played["longest-first"].encoded,
-        "recomputed": played["longest-first"].recomputed,
-        "busy_share": played["longest-first"].busy_share,
-    }
-
-
-def _cold_speedup(fleet: Fleet) -> float:
-    one = Fleet(1, fleet.encode, fleet.link, fleet.size, fleet.combine_s)
-    return cold_request_s(one, [1024] * 64, "longest-first") / cold_request_s(fleet, [1024] * 64, "longest-first")

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from hypic.tool_calls import Part, Reply, ReplyParser, ToolCall
+from hypic.tool_calls import Part, Reply, ReplyParser, ToolCall, only_first
 from hypic.types import Completion
 from hypic_apps.server.answers import Answers, Ask, attended
 from hypic_apps.server.prompts import Reader, Scope
@@ -139,17 +139,12 @@ class _Chat:
         parts += self.parser.push(piece.text)
         if piece.finish_reason is not None:
             parts += self.parser.finish()
-        parts = [self._kept(part) for part in parts]
+        if self.body.parallel_tool_calls is False:
+            parts = [only_first(part) for part in parts]
         self.reasoning += "".join(part.reasoning for part in parts)
         self.notes += [part.note for part in parts if part.note]
         self.num_calls += sum(part.call is not None for part in parts)
         return parts
-
-    def _kept(self, part: Part) -> Part:
-        """A part, or a note in the place of a call beyond the one that the client takes."""
-        if part.call is None or part.call.index == 0 or self.body.parallel_tool_calls is not False:
-            return part
-        return Part(note=f"a further call, of {part.call.name!r}, was left out: parallel_tool_calls is false")
 
     def _reasoning_tokens(self) -> int:
         """Tokens of what was read as reasoning, counted by encoding it again."""

@@ -66,16 +66,21 @@ class EncodeCost:
 
     def seconds(self, num_tokens: int) -> float:
         """Of one segment in a step of its own."""
-        return max(self.floor_s * self.scale, self.step_s * self.scale + self.marginal_s(num_tokens))
+        return self._step_s(self.marginal_s(num_tokens))
 
     def marginal_s(self, num_tokens: int) -> float:
         """Of one more segment in a step that runs anyway."""
         return self.scale * (self.token_s * num_tokens + self.pair_s * num_tokens * num_tokens)
 
     def steps_s(self, num_tokens: int, marginal_s: float) -> float:
-        """Of all steps that so many tokens take, whose segments add up to ``marginal_s``."""
-        num_steps = -(-num_tokens // self.batch_tokens)
-        return max(num_steps * self.floor_s * self.scale, num_steps * self.step_s * self.scale + marginal_s)
+        """Of all steps that so many tokens take, whose segments add up to ``marginal_s``: full ones, and one of the
+        rest, which takes no less than any other."""
+        num_full, rest = divmod(num_tokens, self.batch_tokens)
+        a_token_s = marginal_s / max(num_tokens, 1)
+        return num_full * self._step_s(self.batch_tokens * a_token_s) + (rest > 0) * self._step_s(rest * a_token_s)
+
+    def _step_s(self, marginal_s: float) -> float:
+        return max(self.floor_s * self.scale, self.step_s * self.scale + marginal_s)
 
     def together_s(self, num_tokens: Sequence[int]) -> float:
         """Of several segments, in as few steps as hold them."""

@@ -161,10 +161,11 @@ class ChatHypic(EngineOptions, BaseChatModel):
 
         ``tool_choice``: ``"auto"`` (as without), ``"none"`` (tools are kept from the model), ``"any"`` or
         ``"required"``, or a tool's name. The last three are asked for in the system text and checked: an answer
-        without such a call raises.
+        without such a call raises. With ``parallel_tool_calls=False`` of several calls the first is given, and a note
+        in ``response_metadata`` tells of the others.
 
         Raises:
-            NotImplementedError: ``strict=True`` or ``parallel_tool_calls=False``, which need constrained decoding.
+            NotImplementedError: ``strict=True``, which needs constrained decoding.
             ModelInvalidRequestError: ``tool_choice`` names no tool, or a tool is a provider's own.
         """
         options: dict[str, Any] = {"tools": [convert_to_openai_tool(tool) for tool in tools]} if tools else {}

@@ -19,7 +19,7 @@ from hypic.integrations._reports import token_counts
 from hypic.integrations.langchain.engine import Call
 from hypic.integrations.langchain.results import logprobs_info, response_metadata, usage_metadata
 from hypic.integrations.langchain.tools import Wanted
-from hypic.tool_calls import Part, Reply, ReplyParser, ToolCall
+from hypic.tool_calls import Part, Reply, ReplyParser, ToolCall, only_first
 from hypic.types import Completion
 
 
@@ -82,6 +82,8 @@ class Reader:
         parts += self._parser.push(piece.text)
         if piece.finish_reason is not None:
             parts += self._parser.finish()
+        if self._wanted.one_call:
+            parts = [only_first(part) for part in parts]
         self._parts += parts
         return parts
 

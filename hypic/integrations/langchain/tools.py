@@ -37,13 +37,15 @@ class Wanted:
     """Tools that the model is offered (none with ``tool_choice="none"``), and what its answer must be.
 
     ``must_call``: a tool's name, or ``""`` for any of them; ``None`` leaves it to the model. ``answer_schema``: the
-    JSON schema of the object that the answer is asked to be; empty for any object.
+    JSON schema of the object that the answer is asked to be; empty for any object. ``one_call``: of several calls only
+    the first is given.
     """
 
     tools: tuple[Tool, ...] = ()
     must_call: str | None = None
     answer_schema: Mapping[str, Any] | None = None
     is_checked: bool = True
+    one_call: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Wanted:
@@ -61,6 +63,7 @@ class Wanted:
             None if choice in ("auto", "none") else choice.removeprefix("required").removeprefix("="),
             options.get("answer_schema"),
             not options.get("unchecked"),
+            options.get("parallel_tool_calls") is False,
         )
 
     def ask(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
@@ -115,8 +118,6 @@ def _refuse_unsupported(options: Mapping[str, Any]) -> None:
             raise NotImplementedError(f"hypic's LangChain models take no {name}; {instead}.")
     if options.get("strict"):
         raise NotImplementedError("strict=True needs constrained decoding, which hypic has not; leave strict out.")
-    if options.get("parallel_tool_calls") is False:
-        raise NotImplementedError("parallel_tool_calls=False cannot be enforced; leave it out and take the first call.")
 
 
 def normalized_choice(choice: object) -> object:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypic_apps.bench import command, parallel_command, parallel_runs
+from hypic_apps.bench.parallel_simulated import combine, simulated
 from hypic_apps.cli.errors import CommandError, InputError
 
 
@@ -21,6 +22,20 @@ def test_fleets_are_simulated_without_a_model(capsys: pytest.CaptureFixture[str]
         command.main(["parallel", "--cost", "0.016,2e-5,2e-10", "--simulate", "2000"])
     with pytest.raises(InputError, match="'0,0,0' costs nothing"):
         command.main(["parallel", "--cost", "0,0,0", "--simulate", "8"])
+
+
+def test_a_fleet_answers_at_the_speed_that_was_measured() -> None:
+    """Answering is what no number of workers shortens."""
+    even = [{"segments": count, "combine_ms": 10.0 + 0.5 * count} for count in (64, 64, 11)]
+    assert combine(even) == pytest.approx((0.010, 0.0005)) and combine(even[:1]) == pytest.approx((0.042, 0.0))
+    falling = [{"segments": 1, "combine_ms": 9.0}, {"segments": 64, "combine_ms": 3.0}]
+    assert combine(falling) == pytest.approx((0.006, 0.0)) and combine([]) is None
+    costs = {"encode": {"step_s": 0.01, "token_s": 1e-5}, "link": {"latency_s": 0.0, "byte_s": 0.0}}
+    costs["entry"] = {"fixed_bytes": 1, "token_bytes": 0}
+    slow, fast = (simulated(costs, 8, (seconds, 0.0), 20, 0.5, 0.0) for seconds in (1.0, 0.001))
+    assert slow["cold_64x1024_speedup"] < 2 < 6 < fast["cold_64x1024_speedup"]
+    with pytest.raises(InputError, match="measures no cost"):
+        simulated({**costs, "encode": None}, 8, None, 20, 0.5, 0.0)
 
 
 def test_two_workers_are_measured_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,13 +76,24 @@ def test_steps_that_wait_for_the_host_say_nothing_of_tokens() -> None:
 
 
 def test_a_plan_halves_what_the_device_does_and_not_the_launches() -> None:
-    """Taken for straight, the same measurements make tokens look cheap, and launches what has to be shared out."""
+    """Taken for straight, the same measurements make tokens look cheap, and launches what has to be shared out. Below
+    the floor tokens cost nothing: shares may differ as far as their steps take the same."""
     cost = EncodeCost.fit(LAUNCHED).batched(16384)
     drawn = np.random.default_rng(3).lognormal(-0.32, 0.8, 32)
     wanted = jobs(*(max(64, int(1024 * one)) for one in drawn))
     placed = longest_first(wanted, [Member(0, cost, NO_LINK), Member(1, cost, LINK)], 0)
     shares = [sum(place.job.num_tokens for place in placed if place.rank == rank) for rank in range(2)]
-    assert max(shares) < 1.1 * min(shares)
+    took_s = [cost.together_s([share]) for share in shares]
+    assert max(took_s) < 1.03 * cost.together_s([sum(shares) // 2]) < cost.together_s([sum(shares) * 2 // 3])
+
+
+def test_a_step_of_little_takes_what_any_step_takes() -> None:
+    """Costs of a geometry whose worker, planned by tokens alone, was given two segments more than fill two steps."""
+    cost = EncodeCost(0.0091, 5.386e-6, batch_tokens=16384, floor_s=0.0385)
+    assert cost.together_s([1024] * 33) == pytest.approx(cost.together_s([1024] * 32) + 0.0385)
+    members = [Member(0, cost, NO_LINK, receive_s=1.75e-3), Member(1, cost, LINK, send_s=1.93e-3)]
+    placed = longest_first(jobs(*[1024] * 64), members, 0)
+    assert [sum(place.rank == rank for place in placed) for rank in range(2)] == [32, 32]
 
 
 @pytest.mark.parametrize("last", [(1.3, 1.45), (1.45, 2.9)], ids=["none", "one"])
