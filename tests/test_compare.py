@@ -230,6 +230,8 @@ def test_variables_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ({"tools": [5]}, [], "tools is [5]; pass a list of functions as OpenAI describes them"),
         ({"tools": {"name": "look"}}, [], "tools is {'name': 'look'}; pass a list of functions"),
         ({"hypic": {"reuse": "none"}}, [], "reuse is 'none', which is full recompute"),
+        ({"tool": [5]}, [], "request.json has the field 'tool', which is not known; write tools."),
+        ({"policy": {"seam": 4}}, [], "'policy', which is not known; it may have messages, segments, question, tools"),
         ({}, ["--reuse", "prefix"], "reuse is 'prefix', which is full recompute"),
         ({}, ["--max-context", "-3"], "max_context is -3"),
     ],
@@ -249,6 +251,9 @@ def test_segments_with_fields_and_tools(tmp_path: Path) -> None:
     request.write_text(json.dumps(asked))
     prompt, options = read(request, {})
     assert prompt == Prompt([Segment("a"), Segment("b", seam=32, ttl_s=60)], "?") and options["tools"] == tools
+    passed_over = {"model": "m", "temperature": 0.5, "stream": True, "logit_bias": {}, "user": "u"}
+    request.write_text(json.dumps({**asked, **passed_over}))
+    assert read(request, {}) == (prompt, options)
 
 
 @pytest.mark.parametrize(

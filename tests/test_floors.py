@@ -148,7 +148,7 @@ _FRAMEWORK_USERS = ("hypic_apps.cli", "hypic_apps.rag")
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "triton": ("hypic_kernels",),
     "fla": ("hypic_kernels",),
-    "torch.distributed": ("hypic.engine.parallel",),
+    "torch.distributed": ("hypic.engine.parallel", "hypic_apps.train.replicas"),
     "ray": ("hypic.engine.parallel",),
     "transformers": ("hypic.engine.tokenizer", "hypic_apps.bench.peers"),
     "tokenizers": ("hypic.engine.tokenizer", "hypic.engine.vocabulary", "hypic_retriever", "hypic_apps.train"),

@@ -7,6 +7,7 @@ Truth is the float64 reference, as for plain steps. Kernels keep float32 states,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,36 @@ def test_a_chain_that_sees_its_neighbour_shows(
     bench = Bench(known.runner("qwen", "float32"), kernels="on")
     cold = bench.ask(pieces, max_tokens=2)
     assert cold.error_to(known.expected("qwen", pieces, generated=cold.ids[:-1])) > 100 * LIMIT
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["bailing_hybrid", "bailing_moe_linear-2.5", "kimi_linear"])
+def test_chains_that_are_run_whole_by_latent_attention_equal_plain_torch(
+    name: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What plain torch reads from the pool is expanded from the rows; a control: two of one length taken for one."""
+    folder, groups = BUILDERS[name](tmp_path), list[int]()
+    loaded = Runner.load(folder, EngineConfig(device=device, dtype="float32", memory="64MiB", graphs=False))
+    pieces = [seg(40, 1), seg(40, 2), seg(40, 3), seg(57, 4), seg(40, 5), live(9, 6)]
+    expected = Bench(loaded, kernels="off").ask(pieces)
+    monkeypatch.setattr(kernel_batch, "MIN_DENSE_TOKENS", 16)
+
+    def noted(spans: Sequence[slice]) -> list[tuple[slice, int]]:
+        groups.extend(length for _, length in alike(spans))
+        return alike(spans)
+
+    def wrong(spans: Sequence[slice]) -> list[tuple[slice, int]]:
+        return [(span, span.stop - span.start) for span, _ in alike(spans)]
+
+    for grouped in (noted, wrong):
+        monkeypatch.setattr(dense, "alike", grouped)
+        found = Bench(loaded, kernels="on").ask(pieces)
+        positions = sorted(found.logits)
+        error = relative(found.rows(positions), expected.rows(positions))
+        assert error < LIMIT if grouped is noted else error > 100 * LIMIT
+    assert {40, 57} <= set(groups)
+    kinds = loaded.model.dense_heads
+    assert len(kinds) == 1 and kinds[0].num_heads == kinds[0].num_kv_heads, "heads of which plans are made"
 
 
 def test_only_steps_that_encode_lift_every_chunk(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,10 @@ parts are segments, or {"segments": ["...", ...], "question": "..."}. Its tools,
 its chat_template_kwargs and a policy under "hypic" are followed; flags of the
 command line win. The prompt is answered greedily in full, in full in other
 company (what rounding does), and from segments. If that gives another answer,
-each segment is run live in turn, and wider seams are tried."""
+each segment is run live in turn, and wider seams are tried. Fields of a chat
+request that say how an answer is chosen have no effect, and unknown ones are
+refused."""
+FOLLOWED = ("messages", "segments", "question", "tools", "chat_template_kwargs", "hypic")
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -67,7 +72,8 @@ def read(path: Path, flags: Mapping[str, Any]) -> tuple[PromptLike, dict[str, An
     model is needed to find out what is wrong.
 
     Raises:
-        InputError: the file cannot be read, is of neither form, or has a field under ``hypic`` that cannot be right.
+        InputError: the file cannot be read, is of neither form, or has a field that nobody knows, or one under
+            ``hypic`` that cannot be right.
         ConfigError: a value of the policy lies outside its range, it reuses no segments, or ``tools`` are none.
     """
     from hypic import EngineConfig
@@ -75,6 +81,7 @@ def read(path: Path, flags: Mapping[str, Any]) -> tuple[PromptLike, dict[str, An
     from hypic.compare import check_policy
 
     body, mine = _body(path), EngineConfig.of(**flags).policy
+    _refuse_unknown(body, path)
     policy = mine if body.get("hypic") is None else _policy(body["hypic"], flags)
     check_policy(policy)
     prompt, options = _prompt(body, path)
@@ -101,17 +108,41 @@ def _body(path: Path) -> Mapping[str, Any]:
     return body if isinstance(body, Mapping) else {}
 
 
+def _refuse_unknown(body: Mapping[str, Any], path: Path) -> None:
+    """A misspelt field would be passed over, and another prompt compared than was meant. Those of a chat request that
+    say how an answer is chosen are known, and have no effect here."""
+    others = [name for name in body if name not in FOLLOWED]
+    if not others:
+        return
+    with _server_parts():
+        from hypic_apps.server import unsupported
+        from hypic_apps.server.schemas import ChatRequest
+    known = (*FOLLOWED, *ChatRequest.model_fields, *unsupported.NAMES)
+    for name in others:
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            way_out = f"write {close[0]}." if close else f"it may have {', '.join(FOLLOWED)}."
+            raise InputError(f"{path.name} has the field {name!r:.60}, which is not known; {way_out}")
+
+
+@contextmanager
+def _server_parts() -> Iterator[None]:
+    """What reads requests as the server does is imported within, where it is installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise CommandError(f"{error.name} is missing; install it with pip install 'hypic[apps]'.") from error
+
+
 def _policy(given: object, flags: Mapping[str, Any]) -> Policy:
     """The policy under ``hypic``, read as the server reads it."""
     from hypic import Policy
 
-    try:
+    with _server_parts():
         from pydantic import ValidationError
 
         from hypic_apps.server.fields import invalid
         from hypic_apps.server.schemas import POLICY, HypicOptions
-    except ImportError as error:
-        raise CommandError(f"{error.name} is missing; install it with pip install 'hypic[apps]'.") from error
     try:
         options = HypicOptions.model_validate(given)
     except ValidationError as error:

@@ -57,6 +57,9 @@ _REFUSED = (
     *("guided_grammar", "guided_decoding_backend", *_INSTEAD),
 )
 
+NAMES: Sequence[str] = (*_REFUSED, *_ONLY, *_HARMLESS, *_TOLD)
+"""All that is known here and that this server has not."""
+
 
 def check(extra: Mapping[str, Any], own: Sequence[str], ours: Sequence[str]) -> None:
     """Refuses what cannot be kept. ``own`` are the fields that the request has, ``ours`` those under ``hypic``.
@@ -71,7 +74,7 @@ def check(extra: Mapping[str, Any], own: Sequence[str], ours: Sequence[str]) -> 
         if name in _ONLY and value not in _ONLY[name]:
             only = f"this server supports {_ONLY[name][-1]!r} only"
             raise refused(f"{name} is {value!r:.80}; {only}.", name, "unsupported_field")
-        if value is not None and name not in (*_REFUSED, *_ONLY, *_HARMLESS, *_TOLD):
+        if value is not None and name not in NAMES:
             raise _unknown(name, own, ours)
 
 

@@ -1,4 +1,4 @@
-"""The training loop for one device: boxed in time, resumable, its curriculum and learning rate driven by the clock.
+"""The training loop of one device: boxed in time, resumable, its curriculum and learning rate driven by the clock.
 
 A call trains for ``minutes`` and ends with a saved state; calls go on where the last one stopped until
 ``total_minutes`` are spent. All batches have the same number of tokens, so what is compiled is compiled once; on CUDA a
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hypic_apps.train.architecture import Architecture
 from hypic_apps.train.checking import check_state
@@ -24,52 +24,26 @@ from hypic_apps.train.exam import THROUGH_SEGMENTS, Paper, grades
 from hypic_apps.train.initial import initialise
 from hypic_apps.train.loader import Loader, Sources
 from hypic_apps.train.model import Trainee
+from hypic_apps.train.replicas import ALONE, Replica
 from hypic_apps.train.rows import Stage, stage_at
+from hypic_apps.train.settings import Progress, Settings, learning_rate
+from hypic_apps.train.step import Step, optimiser
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How to train. ``minutes`` bounds this call, ``total_minutes`` the whole training; with ``reuse`` exams are
-    answered through segments too."""
-
-    minutes: float
-    total_minutes: float
-    learning_rate: float = 2e-3
-    warmup_steps: int = 200
-    decay_share: float = 0.3
-    weight_decay: float = 0.05
-    clip: float = 1.0
-    num_workers: int = 12
-    seed: int = 1
-    compiled: bool = True
-    graphed: bool = True
-    exam_every_s: float = 90.0
-    log_every: int = 50
-    reuse: bool = False
-
-
-@dataclass
-class Progress:
-    """How far training is; saved with the weights."""
-
-    step: int = 0
-    trained_s: float = 0.0
-    tokens: int = 0
-    spoilt: int = 0
-
-    def share(self, settings: Settings) -> float:
-        """The share of the whole training time that is over."""
-        return self.trained_s / (60.0 * settings.total_minutes)
+# Between the ranks' seeds: further apart than the workers of one rank ever come.
+RANK_SEEDS = 1_000_000_007
 
 
 @dataclass
 class Log:
-    """JSON lines on standard output and in a file."""
+    """JSON lines on standard output and in a file; ``silent`` for all ranks but the first."""
 
     path: Path
     started: float = field(default_factory=time.monotonic)
+    silent: bool = False
 
     def __call__(self, **entry: Any) -> None:
+        if self.silent:
+            return
         entry = {"at_s": round(time.monotonic() - self.started, 1)} | entry
         line = json.dumps(entry)
         print(line, flush=True)
@@ -77,106 +51,20 @@ class Log:
             file.write(line + "\n")
 
 
-def learning_rate(settings: Settings, step: int, share: float) -> float:
-    """Warm-up by steps, then flat, then linear to 0 over the last ``decay_share`` of the time."""
-    warm = min(1.0, (step + 1) / settings.warmup_steps)
-    left = min(1.0, max(0.0, 1.0 - share) / settings.decay_share)
-    return settings.learning_rate * warm * left
-
-
-def optimiser(model: nn.Module, settings: Settings, device: torch.device) -> torch.optim.AdamW:
-    """AdamW; matrices decay, embeddings, norms, gates and convolutions don't."""
-    named = list(model.named_parameters())
-    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in named if p.ndim != 2 or "embed" in name]
-    on_gpu = device.type == "cuda"
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    for group in groups:
-        group["lr"] = torch.tensor(0.0, device=device) if on_gpu else 0.0
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, capturable=on_gpu, fused=on_gpu)
-
-
-class Step:
-    """One optimiser step on batches of a fixed form; on CUDA captured as one graph after a few plain steps."""
-
-    def __init__(self, model: Trainee, optimiser: torch.optim.AdamW, settings: Settings, device: torch.device) -> None:
-        self.model, self.optimiser, self.settings, self.device = model, optimiser, settings, device
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.inputs: tuple[Tensor, ...] | None = None
-        self.result = torch.zeros(2, device=device)
-        self.num_plain = 0
-
-    def __call__(self, ids: Tensor, weights: Tensor, rate: float, *marks: Tensor) -> None:
-        """Trains on one batch, through segments if there are ``marks``; ``result`` then holds the loss and the
-        gradient's norm."""
-        batch = (ids, weights, *marks)
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-        if self.inputs is None or [x.shape for x in self.inputs] != [x.shape for x in batch]:
-            self._new_form(batch)
-        assert self.inputs is not None, "a new form sets the inputs"
-        for mine, given in zip(self.inputs, batch, strict=True):
-            mine.copy_(given, non_blocking=True)
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.settings.graphed and self.device.type == "cuda":
-            self._warm_or_capture()
-        else:
-            self._plain()
-
-    def reset(self) -> None:
-        """Forgets the captured graph, and with it the gradients and optimiser tensors that it refers to."""
-        self.graph, self.inputs, self.num_plain = None, None, 0
-        self.optimiser.zero_grad(set_to_none=True)
-
-    def _new_form(self, batch: tuple[Tensor, ...]) -> None:
-        self.reset()
-        self.inputs = tuple(x.to(self.device) for x in batch)
-
-    def _warm_or_capture(self) -> None:
-        if self.num_plain < 3:
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._plain()
-            torch.cuda.current_stream().wait_stream(side)
-            self.num_plain += 1
-            return
-        self.optimiser.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._plain(keep_gradients=True)
-        self.graph = graph
-        graph.replay()
-
-    def _plain(self, *, keep_gradients: bool = False) -> None:
-        assert self.inputs is not None, "called with inputs set"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False):
-            loss = self.model.loss(*self.inputs)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        self.optimiser.step()
-        if not keep_gradients:
-            self.optimiser.zero_grad(set_to_none=True)
-        self.result.copy_(torch.stack([loss.detach(), norm.detach()]))
-
-
 class Training:
-    """A model in training, its optimiser and how far it is."""
+    """A model in training, its optimiser and how far it is; every rank has one, and they stay the same."""
 
-    def __init__(self, shape: Architecture, settings: Settings, device: torch.device, folder: Path) -> None:
-        self.settings, self.device, self.folder = settings, device, folder
+    def __init__(
+        self, shape: Architecture, settings: Settings, device: torch.device, folder: Path, replica: Replica = ALONE
+    ) -> None:
+        self.settings, self.device, self.folder, self.replica = settings, device, folder, replica
         self.model = Trainee(shape).to(device)
         initialise(self.model, settings.seed)
         self.judge = Trainee(shape).to(device)
         self.optimiser = optimiser(self.model, settings, device)
         self.progress = Progress()
         self.first_step = 0  # of this optimiser: it warms up anew when it begins anew
-        self.step = Step(self.model, self.optimiser, settings, device)
+        self.step = Step(self.model, self.optimiser, settings, device, replica)
 
     @property
     def state_file(self) -> Path:
@@ -195,7 +83,7 @@ class Training:
         check_state(self.state_file, state, self.model.state_dict(), reuse=self.settings.reuse)
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.progress = Progress(**state["progress"])
+        vars(self.progress).update(asdict(Progress(**state["progress"])))  # in place: a loop may hold it
         self.step.reset()
         return True
 
@@ -205,7 +93,9 @@ class Training:
         self.progress, self.first_step = progress, progress.step
 
     def save(self) -> None:
-        """Writes the state beside the old one, then replaces it."""
+        """Writes the state beside the old one, then replaces it; rank 0 does so for all."""
+        if self.replica.rank:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         state = {
             "model": self.model.state_dict(),
@@ -230,7 +120,8 @@ class Training:
         if settings.compiled:
             self.model.compile()
         number = stage_at(progress.share(settings), sources.stages)
-        loader = Loader(sources, settings.num_workers, settings.seed + progress.step, number)
+        seed = settings.seed + progress.step + RANK_SEEDS * self.replica.rank
+        loader = Loader(sources, settings.num_workers, seed, number)
         try:
             self._train(loader, sources.stages, papers, log)
         finally:
@@ -241,19 +132,20 @@ class Training:
     def _train(self, loader: Loader, stages: Sequence[Stage], papers: dict[str, Paper], log: Log) -> None:
         settings, progress = self.settings, self.progress
         began, examined = time.monotonic(), progress.trained_s
+        self.replica.meet()  # a slower rank would take what is saved now for a state to go on from
         self.save()
         for _ in range(4):
             self._one(loader)  # compiling and capturing do not count as training time
         self._wait()
         log(event="ready", setup_s=round(time.monotonic() - began, 1), share=round(progress.share(settings), 4))
-        mark, tokens_at_mark = time.monotonic(), progress.tokens
-        while progress.share(settings) < 1.0 and time.monotonic() - began < 60.0 * settings.minutes:
+        mark, tokens_at_mark, over = time.monotonic(), progress.tokens, self._clocked(0.0, began)
+        while not over:
             self._one(loader)
             if progress.step % settings.log_every:
                 continue
             self._wait()
             now = time.monotonic()
-            progress.trained_s += now - mark
+            over = self._clocked(now - mark, began)
             loss, norm = self.step.result.tolist()
             rate = (progress.tokens - tokens_at_mark) / (now - mark)
             mark, tokens_at_mark = now, progress.tokens
@@ -261,14 +153,24 @@ class Training:
                 loss=round(loss, 4), norm=round(norm, 3), tokens=progress.tokens, tokens_per_s=round(rate))  # fmt: skip
             if not math.isfinite(loss):
                 self._recover(log)
+                mark, tokens_at_mark = time.monotonic(), progress.tokens
                 continue
             if progress.trained_s - examined > settings.exam_every_s:
                 examined = progress.trained_s
-                log(event="exam", step=progress.step, **self.examine(papers))
+                if not self.replica.rank:  # the others wait in their next step
+                    log(event="exam", step=progress.step, **self.examine(papers))
                 self.save()
             self._next_stage(loader, stages, log)
             # exams are not training time, but they count for this call's limit
             mark = time.monotonic()
+
+    def _clocked(self, spent_s: float, began: float) -> bool:
+        """Counts training time; whether this call's or the whole training's is over. Rank 0's clock tells all ranks,
+        so that they have one learning rate and stage, and end at the same step."""
+        late = time.monotonic() - began >= 60.0 * self.settings.minutes
+        spent_s, late = self.replica.told([spent_s, late])
+        self.progress.trained_s += spent_s
+        return late or self.progress.share(self.settings) >= 1.0
 
     def _next_stage(self, loader: Loader, stages: Sequence[Stage], log: Log) -> None:
         number = stage_at(self.progress.share(self.settings), stages)
@@ -285,7 +187,7 @@ class Training:
         rate = learning_rate(self.settings, self.progress.step - self.first_step, share) * 0.5**self.progress.spoilt
         self.step(ids, weights, rate, *marks)
         self.progress.step += 1
-        self.progress.tokens += ids.numel()
+        self.progress.tokens += ids.numel() * self.replica.number
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -294,5 +196,6 @@ class Training:
     def _recover(self, log: Log) -> None:
         """After a loss that is no number: back to the saved weights, if there are any."""
         spoilt, trained_s = self.progress.spoilt + 1, self.progress.trained_s
+        self.replica.meet()  # rank 0 has written the state that all read now
         log(event="not finite", step=self.progress.step, resumed=self.resume())
         self.progress.spoilt, self.progress.trained_s = spoilt, trained_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,20 @@ def batch(
     return np.stack([row.ids for row in made]).astype(np.uint16), np.stack([row.weights for row in made]), *marks
 
 
+def end_with_parent() -> None:
+    """From now on this process ends when the one that started it does, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "called in a started process"
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
 def _work(sources: Sources, seed: int, stage: Any, ready: Any) -> None:
+    end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
     rows = sources.rows()

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from hypic_apps.train.architecture import Architecture
-from hypic_apps.train.fit import Log, Settings, Training
+from hypic_apps.train.fit import Log, Training
+from hypic_apps.train.settings import Settings
 
 
 def variants(settings: Settings) -> Iterator[tuple[str, Settings]]:

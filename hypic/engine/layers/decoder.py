@@ -98,7 +98,7 @@ class Decoder(nn.Module):
     def dense_heads(self) -> list[Heads]:
         """Heads of which long rows are run whole; each kind once."""
         weight = self.embed_tokens.weight
-        attending = [mixer for mixer in self.mixers() if isinstance(mixer, Attention)]
+        attending = [mixer for mixer in self.mixers() if isinstance(mixer, Attention | LatentAttention)]
         return list(dict.fromkeys(mixer.shape.dense_heads(weight.device, weight.dtype) for mixer in attending))
 
     @property

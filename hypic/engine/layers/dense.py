@@ -18,62 +18,37 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
-from hypic_kernels.trust import is_trusted, relative_error
+from hypic.engine.layers.dense_product import (
+    ALIGNED,
+    TOLERANCES,
+    FlashAttention,
+    Heads,
+    Product,
+    exact,
+    flash,
+    narrowed,
+    whole,
+)
+from hypic_kernels.trust import is_trusted
+
+__all__ = ["TOLERANCES", "FlashAttention", "Heads", "Product", "exact", "flash", "narrowed", "whole"]
 
 PLANNED_FROM = 4096
 UNIT = 1024
 LARGEST_HEAD = 256
-# Of ``relative_error``; what is right stays some three times below.
-TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 INSTEAD = "scaled_dot_product_attention is, which may build a plan for every new length."
 
 Way = Literal["flash", "planned", "whole"]
-Product = Callable[[Tensor, Tensor, Tensor, float | None], Tensor]
-"""Causal attention of ``q [B, H, T, D]`` to ``k, v [B, Hkv, T, D]`` by a scale, or ``None`` for ``D ** -0.5``."""
-
-
-@dataclass(frozen=True)
-class Heads:
-    """What decides, beside a row's length, how it is run; ``scale`` is ``None`` for ``head_dim ** -0.5``."""
-
-    device: torch.device
-    dtype: torch.dtype
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float | None = None
-
-    @classmethod
-    def of(cls, q: Tensor, k: Tensor, scale: float | None) -> Heads:
-        """Of ``q [N, H, D]`` and ``k [N, Hkv, D]``."""
-        return cls(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2], scale)
-
-    def rows(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """``q [T, H, D]``, ``k, v [T, Hkv, D]`` of zeros."""
-        q, k, v = (
-            torch.zeros((length, count, self.head_dim), dtype=self.dtype, device=self.device)
-            for count in (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        )
-        return q, k, v
-
-
-def flash(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """A ``Product`` by flash attention, on a GPU in half precision; key heads are shared as they are."""
-    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
-    return out
-
-
-def whole(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """A ``Product`` by whatever torch takes."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+Rows = Callable[[slice, int], tuple[Tensor, Tensor, Tensor]]
+"""Makes ``q [R, H, D]``, ``k [R, Hkv, D]`` and ``v [R, Hkv, W]`` of a span of rows, with zeros behind them up to ``R``
+rows. The last channels of ``v`` are the values; what stands in front may be anything."""
 
 
 # -- which way -------------------------------------------------------------------------------------------------------
@@ -83,7 +58,7 @@ def way_of(heads: Heads, length: int) -> Way:
     """How rows of ``length`` tokens should be run."""
     if heads.device.type != "cuda" or heads.dtype not in TOLERANCES:
         return "whole"
-    if heads.head_dim % 8 or heads.head_dim > LARGEST_HEAD:
+    if heads.head_dim % ALIGNED or heads.width % ALIGNED or not heads.width <= heads.head_dim <= LARGEST_HEAD:
         return "whole"
     return "flash" if length < PLANNED_FROM else "planned"
 
@@ -112,6 +87,11 @@ def has_plans(heads: Heads) -> bool:
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
+def chosen(heads: Heads, length: int) -> Way:
+    """How rows of ``length`` tokens are run."""
+    return tried(way_of(heads, length), heads)
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -120,24 +100,91 @@ def attend(
     scale: float | None,
     out: Tensor,
     *,
-    choose: Callable[[Heads, int], Way] = lambda heads, length: tried(way_of(heads, length), heads),
+    choose: Callable[[Heads, int], Way] = chosen,
     product: Product = flash,
 ) -> None:
     """Each of ``spans`` of the rows ``q [N, H, D]`` to its own keys and values ``k, v [N, Hkv, D]``, into ``out``.
 
     Neighbours of one length are one product: what is launched would otherwise grow with the number of segments.
     """
-    heads = Heads.of(q, k, scale)
-    for span, length in alike(spans):
-        way = choose(heads, length)
-        if way == "planned":
-            for start in range(span.start, span.stop, length):
-                row = slice(start, start + length)
-                out[row] = planned(q[row], k[row], v[row], scale)
+
+    def rows(span: slice, room: int) -> tuple[Tensor, Tensor, Tensor]:
+        return filled_up(q[span], room), filled_up(k[span], room), filled_up(v[span], room)
+
+    attend_rows(rows, Heads.of(q, k, scale), spans, out, most=len(q), choose=choose, product=product)
+
+
+def attend_rows(
+    rows: Rows,
+    heads: Heads,
+    spans: Sequence[slice],
+    out: Tensor,
+    *,
+    most: int = PLANNED_FROM,
+    choose: Callable[[Heads, int], Way] = chosen,
+    product: Product = flash,
+) -> None:
+    """``attend`` for queries, keys and values that are made when they are needed, into ``out [N, H, V]``.
+
+    They are made for neighbours together, up to ``most`` tokens or one row, and for each row that is filled up alone.
+    """
+    for part in parts(spans, lambda length: choose(heads, length), most):
+        if part.way == "planned":
+            _alone(rows, part.span, heads, out[part.span])
         else:
-            batch = [_together(x[span], length) for x in (q, k, v)]
-            mixed = (product if way == "flash" else whole)(batch[0], batch[1], batch[2], scale)
-            out[span] = mixed.transpose(1, 2).flatten(0, 1)
+            _at_once(rows, part, heads, out[part.span], product)
+
+
+def _alone(rows: Rows, span: slice, heads: Heads, out: Tensor) -> None:
+    """One row that is filled up as it is made, into ``out [T, H, V]``."""
+    q, k, v = rows(span, planned_length(len(out)))
+    v = v[..., -heads.width :].contiguous()  # what stands in front is given back
+    out[:] = planned(q, k, v, heads.scale)[: len(out)]
+
+
+def _at_once(rows: Rows, part: Part, heads: Heads, out: Tensor, product: Product) -> None:
+    """The rows of one part as they are, into ``out [R, H, V]``."""
+    made, first = rows(part.span, len(out)), part.span.start
+    for span, length in part.groups:
+        own = slice(span.start - first, span.stop - first)
+        q, k, v = (_together(x[own], length) for x in made)
+        if part.way == "flash":
+            mixed = narrowed(product, q, k, v, heads.scale, heads.width)
+        else:
+            mixed = whole(q, k, v[..., -heads.width :], heads.scale)
+        out[own] = mixed.transpose(1, 2).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that follow each other and are run one way: spans of rows of one length, and that length."""
+
+    way: Way
+    groups: list[tuple[slice, int]]
+
+    @property
+    def span(self) -> slice:
+        return slice(self.groups[0][0].start, self.groups[-1][0].stop)
+
+    def takes(self, span: slice, way: Way, most: int) -> bool:
+        """Whether rows behind these may be made with them, of at most ``most`` tokens in all."""
+        own = self.span
+        return way == self.way != "planned" and own.stop == span.start and span.stop - own.start <= most
+
+
+def parts(spans: Sequence[slice], way_of_length: Callable[[int], Way], most: int) -> list[Part]:
+    """Rows that are made together: of at most ``most`` tokens, or one; those that are filled up stand alone."""
+    found = list[Part]()
+    for group, length in alike(spans):
+        way = way_of_length(length)
+        stride = length if way == "planned" else max(1, most // length) * length
+        for start in range(group.start, group.stop, stride):
+            span = slice(start, min(start + stride, group.stop))
+            if found and found[-1].takes(span, way, most):
+                found[-1].groups.append((span, length))
+            else:
+                found.append(Part(way, [(span, length)]))
+    return found
 
 
 def alike(spans: Sequence[slice]) -> list[tuple[slice, int]]:
@@ -153,9 +200,10 @@ def alike(spans: Sequence[slice]) -> list[tuple[slice, int]]:
 
 
 def planned(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """One row, ``q [T, H, D]`` and ``k, v [T, Hkv, D]`` -> ``[T, H, D]``, filled up to a length that recurs."""
+    """One row, ``q [T, H, D]``, ``k [T, Hkv, D]``, ``v [T, Hkv, V]`` -> ``[T, H, V]``, filled up to a length that
+    recurs."""
     length = planned_length(len(q))
-    filled = [_side_by_side(_filled_up(x, length)) for x in (q, k, v)]
+    filled = [_side_by_side(filled_up(x, length).contiguous()) for x in (q, k, v)]
     mixed = whole(filled[0], filled[1], filled[2], scale)
     return mixed[0].transpose(0, 1)[: len(q)]
 
@@ -181,10 +229,11 @@ def _together(x: Tensor, length: int) -> Tensor:
     return torch.unflatten(x, 0, (-1, length)).transpose(1, 2)
 
 
-def _filled_up(x: Tensor, length: int) -> Tensor:
-    """``x [T, H, D]`` with zeros behind it: whatever lies in memory might be no number, and is looked at."""
+def filled_up(x: Tensor, length: int) -> Tensor:
+    """``x [T, H, D]`` with zeros behind it, or itself if it has as many rows: whatever lies in memory might be no
+    number, and is looked at."""
     if len(x) == length:
-        return x.contiguous()
+        return x
     out = x.new_empty((length, *x.shape[1:]))
     out[: len(x)] = x
     out[len(x) :] = 0
@@ -195,41 +244,3 @@ def _side_by_side(x: Tensor) -> Tensor:
     """``[T, H, D]`` without gaps as ``[1, H, T, D]``. A plan is for strides too, those of axes of one entry included,
     which tensors without gaps need not have in common."""
     return x.view(-1).view(x.shape).transpose(0, 1)[None]
-
-
-# -- the check at first use ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FlashAttention:
-    """A ``Product`` for one kind of heads, as ``trust.is_trusted`` asks about it."""
-
-    heads: Heads
-    product: Product = field(default=flash, repr=False)
-
-    @property
-    def tolerance(self) -> float:
-        return TOLERANCES[self.heads.dtype]
-
-    def measure(self) -> float:
-        """The largest relative error on random rows: some of an odd length, one alone, whose keys may be added up in
-        parts, and so many that they are not."""
-        many = -(-128 // self.heads.num_heads)
-        return max(self._error(count, length) for count, length in ((2, 65), (1, 321), (many, 256)))
-
-    def _error(self, count: int, length: int) -> float:
-        heads = self.heads
-        draw = torch.Generator(heads.device).manual_seed(length)
-        q, k, v = (
-            torch.randn((count, n, length, heads.head_dim), generator=draw, device=heads.device).to(heads.dtype)
-            for n in (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
-        )
-        return relative_error(self.product(q, k, v, heads.scale), exact(q, k, v, heads.scale))
-
-
-def exact(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """A ``Product`` in float64, written out."""
-    k, v = (x.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    scores = q.double() @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
-    is_behind = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(is_behind, -torch.inf).softmax(-1) @ v

@@ -8,20 +8,25 @@ head's output with a sigmoid.
 
 Many queries are answered with keys and values *expanded* from the latents; for few, ``W_kvb`` is *absorbed* into query
 and output, and the latents themselves are attended to. Both are the same product in another order.
+
+Rows that are run whole go the ways of ``dense.py``. Of a token's head, keys and values come side by side out of one
+product, so flash attention reads as wide as keys from where the values end: nothing is copied to widen them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from hypic.engine.batch import Batch, Context, Final
 from hypic.engine.kernel_plan import KernelPlan
+from hypic.engine.layers import dense
 from hypic.engine.layers.attention import Turns, attend
 from hypic.engine.layers.norm import RMSNorm
-from hypic.engine.layers.rotary import Angles, rotate
+from hypic.engine.layers.rotary import rotate
 from hypic.engine.pool import AttentionShape, Pool
 from hypic_kernels import attention as paged
 
@@ -48,13 +53,23 @@ class LatentShape:
     def kept(self) -> AttentionShape:
         return AttentionShape(1, self.rotary_dim, self.latent_size)
 
+    @property
+    def head_dim(self) -> int:
+        """Channels of a query, and of a key that is expanded."""
+        return self.key_dim + self.rotary_dim
+
+    def dense_heads(self, device: torch.device, dtype: torch.dtype) -> dense.Heads:
+        """Heads as rows that are run whole see them, with keys and values of their own each."""
+        count = self.num_heads
+        return dense.Heads(device, dtype, count, count, self.head_dim, self.scale, self.value_dim)
+
     def paged(self, rotary_dim: int) -> tuple[paged.HeadDims, int]:
         """Heads as kernels see them, which all share one latent."""
         return paged.HeadDims(self.num_heads, self.rotary_dim, self.latent_size, rotary_dim, is_latent=True), 1
 
     @property
     def scale(self) -> float:
-        return float((self.key_dim + self.rotary_dim) ** -0.5)
+        return float(self.head_dim**-0.5)
 
     @property
     def break_even(self) -> int:
@@ -70,7 +85,7 @@ class LatentAttention(nn.Module):
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
         self.shape = shape
-        size, query_size = shape.hidden_size, shape.num_heads * (shape.key_dim + shape.rotary_dim)
+        size, query_size = shape.hidden_size, shape.num_heads * shape.head_dim
         if shape.query_rank is None:
             self.q_proj = nn.Linear(size, query_size, bias=False)
         else:
@@ -99,8 +114,9 @@ class LatentAttention(nn.Module):
         q, rotary_q = self.project_queries(rows)
         if batch.kernels is not None and batch.kernels.attention is not None:
             values = self._through_pages(q, rotary_q, batch.kernels, pool, layer, turns, final is not None)
-            for context in () if final is not None else batch.contexts:
-                self._densely(q, rotary_q, kept, context, turns, values)
+            if final is None and batch.contexts:
+                spans = [context.blocks[0].tokens for context in batch.contexts]
+                self._densely(q, rotary_q, kept, spans, turns, values)
             return self.output(values, rows)
         if turns is not None:
             rotary_q = rotate(rotary_q, turns.rows)
@@ -141,19 +157,28 @@ class LatentAttention(nn.Module):
         q: Tensor,
         rotary_q: Tensor,
         kept: tuple[Tensor, Tensor],
-        context: Context,
+        spans: Sequence[slice],
         turns: Turns | None,
         out: Tensor,
     ) -> None:
-        """A chain whose keys are its own rows: against keys and values expanded from these."""
-        span = context.blocks[0].tokens
-        keys, latents, turned = kept[0][span], kept[1][span], rotary_q[span]
+        """Chains that are run whole, ``spans`` of the rows, into ``out [N, H, V]``. All rows are rotated at once."""
+        keys, latents = kept
         if turns is not None:
-            angles = Angles(turns.rows.cos[span], turns.rows.sin[span])
-            keys, turned = rotate(keys, angles), rotate(turned, angles)
-        block = replace(context.blocks[0], tokens=slice(0, len(latents)))
-        mixed = _Mixed(torch.cat([q[span], turned], dim=-1), out[span], q[:0], q[:0])
-        self._expanded(mixed, keys, latents, replace(context, blocks=(block,)))
+            keys, rotary_q = rotate(keys, turns.rows), rotate(rotary_q, turns.rows)
+        rows = self.expanding(q, rotary_q, keys, latents)
+        dense.attend_rows(rows, self.shape.dense_heads(q.device, q.dtype), spans, out)
+
+    def expanding(self, q: Tensor, rotary_q: Tensor, keys: Tensor, latents: Tensor) -> dense.Rows:
+        """Heads' queries, keys and values of rows ``[N, ...]``, rotated already. Latents are filled up before they are
+        expanded: those of zeros give zeros, and no expanded key is copied."""
+
+        def rows(span: slice, room: int) -> tuple[Tensor, Tensor, Tensor]:
+            queries = torch.cat([dense.filled_up(x[span], room) for x in (q, rotary_q)], dim=-1)
+            both, whole = self._expand(*(dense.filled_up(x[span], room) for x in (keys, latents)))
+            first = max(0, both.shape[-1] - self.shape.head_dim)
+            return queries, whole, both[..., first:]
+
+        return rows
 
     def project_queries(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, H, key_dim]`` and ``[N, H, rotary_dim]``, before rotation, pairs as ``rotate`` wants them."""
@@ -161,7 +186,7 @@ class LatentAttention(nn.Module):
             q = self.q_proj(hidden)
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
-        q = q.view(len(hidden), self.shape.num_heads, self.shape.key_dim + self.shape.rotary_dim)
+        q = q.view(len(hidden), self.shape.num_heads, self.shape.head_dim)
         plain, rotary = q.split([self.shape.key_dim, self.shape.rotary_dim], dim=-1)
         return plain, _halves(rotary)
 
@@ -179,10 +204,15 @@ class LatentAttention(nn.Module):
         return out
 
     def _expanded(self, mixed: _Mixed, keys: Tensor, latents: Tensor, context: Context) -> None:
-        both = self.kv_b_proj(latents[:, 0]).view(len(latents), self.shape.num_heads, -1)
-        plain, values = both.split([self.shape.key_dim, self.shape.value_dim], dim=-1)
-        whole = torch.cat([plain, keys.expand(-1, self.shape.num_heads, -1)], dim=-1)
-        attend(mixed.queries, whole, values, context, mixed.values, self.shape.scale)
+        both, whole = self._expand(keys, latents)
+        attend(mixed.queries, whole, both[..., self.shape.key_dim :], context, mixed.values, self.shape.scale)
+
+    def _expand(self, keys: Tensor, latents: Tensor) -> tuple[Tensor, Tensor]:
+        """Of what is kept of ``n`` tokens, keys rotated: ``[k | v] [n, H, key_dim + value_dim]``, and the heads' whole
+        keys ``[n, H, key_dim + rotary_dim]``."""
+        both: Tensor = self.kv_b_proj(latents[:, 0]).view(len(latents), self.shape.num_heads, -1)
+        shared = keys.expand(-1, self.shape.num_heads, -1)
+        return both, torch.cat([both[..., : self.shape.key_dim], shared], dim=-1)
 
     def _absorbed(self, mixed: _Mixed, keys: Tensor, latents: Tensor, context: Context) -> None:
         whole = torch.cat([latents, keys], dim=-1)

@@ -18,7 +18,7 @@ from hypic.checkpoints import bundled
 from hypic.config import EngineConfig
 from hypic_apps.eval.driver import Subject
 from hypic_apps.train import __main__ as command
-from hypic_apps.train import checking, exam, families, loader
+from hypic_apps.train import checking, exam, families, fitting, loader
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.export import export
 from hypic_apps.train.initial import initialise
@@ -160,8 +160,8 @@ def folder(corpus: Corpus, encoder: Encoder, tmp_path: Path, monkeypatch: pytest
         vocab_size=700, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=1,
         num_key_value_heads=1, linear_num_key_heads=1, linear_num_value_heads=1,
     )  # fmt: skip
-    monkeypatch.setattr(command, "FAMILIES", {**families.FAMILIES, "gdn": lambda: shape})
-    monkeypatch.setattr(command, "demo_items", lambda *_: [])
+    monkeypatch.setattr(fitting, "FAMILIES", {**families.FAMILIES, "gdn": lambda: shape})
+    monkeypatch.setattr(fitting, "demo_items", lambda *_: [])
     papers = {"one_hop": ("worlds", 2, "test", "1hop"), "latest_notice": ("notices", 2)}
     monkeypatch.setattr(
         exam.Papers, "all", lambda self, n: {k: self.paper(getattr(self, f)(*a), n, 0) for k, (f, *a) in papers.items()}
@@ -235,7 +235,7 @@ def test_a_state_is_gone_on_from_by_its_own_kind_of_training_alone(folder: Path,
     ],
 )
 def test_a_state_is_kept_with_the_data_unless_it_is_named(flags: list[str], expected: str) -> None:
-    assert command._state_folder(command._parser().parse_args(flags)) == Path(expected)
+    assert fitting.state_folder(command._parser().parse_args(flags)) == Path(expected)
 
 
 def test_an_older_state_does_not_say_whether_it_was_tuned_for_reuse() -> None:

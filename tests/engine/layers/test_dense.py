@@ -101,9 +101,9 @@ def test_padding_in_front_or_in_sight_shows(length: int) -> None:
 def test_what_lay_in_memory_is_not_seen() -> None:
     """NaN in the place of zeros shows in every row, though its weights are 0."""
     q, k, v = drawn(SMALL, 3)
-    filled = dense._filled_up(v, 8)
+    filled = dense.filled_up(v, 8)
     assert bool((filled[3:] == 0).all()) and torch.equal(filled[:3], v)
-    rows = [dense._side_by_side(dense._filled_up(x, 8)) for x in (q, k)]
+    rows = [dense._side_by_side(dense.filled_up(x, 8)) for x in (q, k)]
     filled[3:] = torch.nan
     assert bool(dense.whole(*rows, dense._side_by_side(filled), None).isnan().any())
 
