@@ -1,11 +1,9 @@
-"""Rows that are run whole: which way each takes, what filling up changes, and how flash attention proves itself."""
+"""Rows that are run whole: which way each takes, what filling up changes, and plans before the first request."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Hashable, Sequence
-from itertools import pairwise
+from collections.abc import Hashable
 
 import numpy as np
 import pytest
@@ -14,35 +12,22 @@ from torch import Tensor
 
 from hypic.engine.kernel_tiles import Tiling
 from hypic.engine.layers import dense
-from hypic.engine.layers.dense import PLANNED_FROM, UNIT, FlashAttention, Heads, Way
+from hypic.engine.layers.dense import PLANNED_FROM, UNIT, Heads, Way
 from hypic.engine.rehearsal import Limits, Makings, plan_rows, sized_steps
-from hypic_kernels.trust import LostDeviceError, relative_error
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-HALF = (torch.float16, torch.bfloat16)
-SMALL = Heads(CPU, torch.float64, 2, 1, 8)
-LIMIT = 1e-13
-# Around the multiples that rows are filled up to.
-LENGTHS = [UNIT - 1, UNIT, UNIT + 1, 2 * UNIT - 3]
-
-
-def drawn(heads: Heads, length: int, seed: int = 0) -> list[Tensor]:
-    """``q, k, v [T, H, D]``."""
-    draw = torch.Generator(heads.device).manual_seed(seed)
-    counts = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
-    made = [torch.randn(length, n, heads.head_dim, generator=draw, device=heads.device) for n in counts]
-    return [x.to(heads.dtype) for x in made]
-
-
-def exactly(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
-    """One row in float64, ``[T, H, D]``."""
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return dense.exact(q, k, v, scale)[0].transpose(0, 1)
-
-
-def always(way: Way) -> Callable[[Heads, int], Way]:
-    return lambda heads, length: way
-
+from hypic_kernels.trust import relative_error
+from tests.engine.layers.dense_rows import (
+    CPU,
+    CUDA,
+    HALF,
+    KINDS,
+    LENGTHS,
+    LIMIT,
+    SMALL,
+    always,
+    drawn,
+    exactly,
+    spans_of,
+)
 
 # -- which way -------------------------------------------------------------------------------------------------------
 
@@ -139,11 +124,6 @@ def test_no_row_brings_a_shape_that_was_not_planned_for(num_kv_heads: int, monke
 # -- rows of a step --------------------------------------------------------------------------------------------------
 
 
-def spans_of(lengths: Sequence[int], first: int = 0) -> list[slice]:
-    ends = [first + sum(lengths[:n]) for n in range(len(lengths) + 1)]
-    return [slice(start, stop) for start, stop in pairwise(ends)]
-
-
 @pytest.mark.parametrize("way", ["flash", "planned", "whole"])
 def test_every_row_sees_itself_alone(way: Way) -> None:
     """Rows of a step by each way; neighbours of one length are one product, but for those that are filled up."""
@@ -175,75 +155,6 @@ def test_a_rows_way_does_not_depend_on_its_company() -> None:
     for lengths in ([40], [40, 40, 40], [9, 40, 100]):
         dense.attend(q, k, v, spans_of(lengths), None, torch.empty_like(q), choose=noted)
     assert asked == [40, 40, 9, 40, 100]
-
-
-# -- the check at first use ------------------------------------------------------------------------------------------
-
-
-def sees_all(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=True)
-
-
-def unscaled(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    return dense.whole(q, k, v, 1.0)
-
-
-def wrong_alone(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    return dense.whole(q, k, v, scale) * (1.0 if len(q) > 1 else 1.1)
-
-
-def wrong_together(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    return dense.whole(q, k, v, scale) * (1.0 if len(q) < 3 else 1.1)
-
-
-def no_number(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    out = dense.whole(q, k, v, scale)
-    out[..., -1, -1] = math.nan
-    return out
-
-
-def fails(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    raise RuntimeError("no kernel image is available for execution on the device")
-
-
-def lost(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-KINDS = [(8, 8, 64, None), (16, 2, 256, None), (6, 2, 96, 0.05)]
-
-
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim", "scale"), KINDS)
-def test_a_product_that_is_right_is_used(
-    num_heads: int, num_kv_heads: int, head_dim: int, scale: float | None, dtype: torch.dtype
-) -> None:
-    heads = Heads(CPU, dtype, num_heads, num_kv_heads, head_dim, scale)
-    assert dense.tried("flash", heads, dense.whole) == "flash"
-    assert FlashAttention(heads, dense.whole).measure() < dense.TOLERANCES[dtype] / 2
-    assert FlashAttention(heads, sees_all).measure() > 10 * dense.TOLERANCES[dtype]
-
-
-@pytest.mark.parametrize("wrong", [sees_all, unscaled, wrong_alone, wrong_together, no_number, fails])
-def test_one_that_is_wrong_or_fails_is_not_used_and_that_is_said_once(wrong: dense.Product) -> None:
-    pytest.importorskip("triton")
-    heads = Heads(CPU, torch.bfloat16, 8, 4, 32)
-    with pytest.warns(RuntimeWarning, match="is not used: .* scaled_dot_product_attention is") as said:
-        assert [dense.tried("flash", heads, wrong) for _ in range(3)] == ["whole"] * 3
-    assert len(said) == 1
-    assert dense.tried("flash", heads, dense.whole) == "flash"
-
-
-def test_a_device_that_is_lost_is_an_error() -> None:
-    pytest.importorskip("triton")
-    with pytest.raises(LostDeviceError, match="nothing can run"):
-        dense.tried("flash", Heads(CPU, torch.bfloat16, 8, 4, 32), lost)
-
-
-def test_the_check_leaves_the_callers_random_numbers_alone() -> None:
-    before = torch.get_rng_state()
-    FlashAttention(Heads(CPU, torch.bfloat16, 8, 4, 32), dense.whole).measure()
-    assert torch.equal(before, torch.get_rng_state())
 
 
 # -- plans before the first request ----------------------------------------------------------------------------------

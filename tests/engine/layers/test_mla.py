@@ -17,7 +17,7 @@ from hypic.engine.layers.mla import LatentAttention, LatentShape
 from hypic.engine.layers.rotary import Rotary, rotate
 from hypic.engine.rehearsal import plan_rows
 from hypic_kernels.trust import relative_error
-from tests.engine.layers.test_dense import always, spans_of
+from tests.engine.layers.dense_rows import always, spans_of
 
 CPU = torch.device("cpu")
 # Keys wider than values, values narrower than what is rotated, and keys and values of one width.

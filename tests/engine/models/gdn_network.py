@@ -1,4 +1,4 @@
-"""A network of further families as the reference reads it from files: blocks, embedding and head; and features by head."""
+"""A network of further families as the reference reads it from files, and features by head."""
 
 from __future__ import annotations
 
