@@ -48,7 +48,8 @@ def jit_for_any(*sizes: str) -> Callable[[Callable[..., Any]], Any]:
 
 @dataclass(frozen=True)
 class Launch:
-    """``kernel[grid](*arguments, **constants)``, with ``num_warps`` among the options of the compiler.
+    """``kernel[grid](*arguments, **constants)``, with ``num_warps``, and ``num_stages`` where a kernel leaves that to
+    the compiler, among its options.
 
     A kernel with a true constant ``EARLY`` is started before the one before it has ended; see ``early.py``.
     """
@@ -58,12 +59,17 @@ class Launch:
     arguments: tuple[Any, ...]
     constants: Mapping[str, Any]
     num_warps: int
+    num_stages: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """Of the compiler."""
-        early = {"launch_pdl": True} if self.constants.get("EARLY") else {}
-        return {"num_warps": self.num_warps, **early}
+        options: dict[str, Any] = {"num_warps": self.num_warps}
+        if self.constants.get("EARLY"):
+            options["launch_pdl"] = True
+        if self.num_stages is not None:
+            options["num_stages"] = self.num_stages
+        return options
 
     def run(self) -> None:
         """On the device of the arguments: Triton alone would take the current one. An empty grid does nothing."""

@@ -64,11 +64,11 @@ class Rows:
 
     @property
     def num_rows(self) -> int:
-        return len(self.cu_seqlens) - 1
+        return self.cu_seqlens.shape[0] - 1
 
     @property
     def num_folds(self) -> int:
-        return len(self.folds)
+        return self.folds.shape[0]
 
     @staticmethod
     def of(

@@ -73,7 +73,7 @@ def combine(parts: Tensor, logs: Tensor, plan: Plan, out: Tensor) -> Launch:
     _, num_heads, value_dim = out.shape
     block_v = triton.next_power_of_2(value_dim)
     block_v = min(block_v, CHANNELS_AT_ONCE) if plan.tile == 1 else block_v
-    programs = len(plan.tile_count) * plan.tile * num_heads * triton.cdiv(value_dim, block_v)
+    programs = plan.tile_count.shape[0] * plan.tile * num_heads * triton.cdiv(value_dim, block_v)
     arguments = (
         parts, logs, plan.tile_first, plan.tile_count, plan.tile_part, plan.tile_parts, out,
         out.stride(0), out.stride(1),

@@ -89,7 +89,7 @@ def ready_keys(keys: Tensor, plan: Plan, dims: HeadDims) -> Tensor:
 
 def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out: Tensor) -> Launch:
     """Writes what turns of every key into ``out``, zero in channels that are padding; no rows that no chain holds."""
-    num_keys, num_chains, key_heads = len(out), len(plan.starts), keys.shape[1]
+    num_keys, num_chains, key_heads = out.shape[0], plan.starts.shape[0], keys.shape[1]
     arguments = (
         keys, cos, sin, plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
         plan.starts, plan.lengths, out, num_keys, num_chains, keys.stride(0), keys.stride(1),

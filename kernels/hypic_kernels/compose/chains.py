@@ -60,11 +60,11 @@ class Chains:
 
     @property
     def num_chains(self) -> int:
-        return len(self.initial_index)
+        return self.initial_index.shape[0]
 
     @property
     def num_elements(self) -> int:
-        return len(self.elements)
+        return self.elements.shape[0]
 
     @staticmethod
     def of(

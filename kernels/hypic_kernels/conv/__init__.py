@@ -50,7 +50,7 @@ def convolve(
     Raises:
         ConvError: shapes or types do not fit, or rows do not lie side by side.
     """
-    size, num_channels, width = len(sources), x.shape[-1], weight.shape[-1]
+    size, num_channels, width = sources.shape[0], x.shape[-1], weight.shape[-1]
     if write_sources is None or write_slots is None:
         write_sources = torch.empty((0, width - 1), dtype=torch.int32, device=x.device)
         write_slots = write_sources[:, 0].contiguous() if width > 1 else write_sources.flatten()
@@ -101,14 +101,14 @@ def _check(
 ) -> None:
     num_channels, width = x.shape[-1], weight.shape[-1]
     _fits("weight", weight, (num_channels, width))
-    _fits("tails", tails, (len(tails), width - 1, num_channels))
-    _fits("out", out, (len(sources), num_channels))
+    _fits("tails", tails, (tails.shape[0], width - 1, num_channels))
+    _fits("out", out, (sources.shape[0], num_channels))
     if bias is not None:
         _fits("bias", bias, (num_channels,))
     tables = (
-        ("sources", sources, (len(sources), width)),
-        ("write_sources", write_sources, (len(write_slots), width - 1)),
-        ("write_slots", write_slots, (len(write_slots),)),
+        ("sources", sources, (sources.shape[0], width)),
+        ("write_sources", write_sources, (write_slots.shape[0], width - 1)),
+        ("write_slots", write_slots, (write_slots.shape[0],)),
     )
     for name, table, shape in tables:
         _fits(name, table, shape)

@@ -65,8 +65,8 @@ def check_out(
     num_heads, key_dim, value_dim = query.shape[1], query.shape[-1], offset.shape[-1]
     fits("query", query, (num_chunks, num_heads, size, key_dim))
     fits("offset", offset, (num_chunks, num_heads, size, value_dim), query.dtype)
-    fits("out", out, (len(out), num_heads, value_dim))
-    rows = num_chunks if places is None else len(states)
+    fits("out", out, (out.shape[0], num_heads, value_dim))
+    rows = num_chunks if places is None else states.shape[0]
     fits("states", states[:rows], (rows, num_heads, key_dim, value_dim))
     for name, tensor in (("query", query), ("offset", offset), ("states", states)):
         if not tensor.is_contiguous():
@@ -83,7 +83,7 @@ def check_norm(norm: GatedNorm | None, out: Tensor) -> None:
 
 def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_slots: Tensor) -> None:
     num_tokens, num_heads, value_dim = v.shape
-    fits("states", states, (len(states), num_heads, k.shape[2], value_dim))
+    fits("states", states, (states.shape[0], num_heads, k.shape[2], value_dim))
     if not states.is_contiguous():
         raise DeltaError("states must be contiguous.")
     check_integers("read_slots", read_slots, (num_tokens,))
@@ -91,8 +91,8 @@ def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_s
 
 
 def check_rows(rows: Rows, initial: Tensor, k: Tensor, v: Tensor, slots: Tensor | None) -> None:
-    num_chunks = len(rows.chunk_indices)
-    check_integers("rows.tokens", rows.tokens, (len(rows.tokens),))
+    num_chunks = rows.chunk_indices.shape[0]
+    check_integers("rows.tokens", rows.tokens, (rows.tokens.shape[0],))
     check_integers("rows.cu_seqlens", rows.cu_seqlens, (rows.num_rows + 1,))
     check_integers("rows.chunk_indices", rows.chunk_indices, (num_chunks, 2))
     check_integers("rows.chunk_offsets", rows.chunk_offsets, (rows.num_rows + 1,))
@@ -100,7 +100,7 @@ def check_rows(rows: Rows, initial: Tensor, k: Tensor, v: Tensor, slots: Tensor 
     check_integers("rows.marks", rows.marks, (num_chunks,))
     if not 0 <= rows.num_marks <= num_chunks:
         raise DeltaError(f"{rows.num_marks} states before chunks are wanted; there are {num_chunks} chunks.")
-    fits("initial", initial, (rows.num_rows if slots is None else len(initial), v.shape[1], k.shape[2], v.shape[2]))
+    fits("initial", initial, (rows.num_rows if slots is None else initial.shape[0], v.shape[1], k.shape[2], v.shape[2]))
     if not initial.is_contiguous():
         raise DeltaError("initial must be contiguous.")
     if slots is not None:
@@ -126,13 +126,13 @@ def check_scan(
     final_slots: Tensor | None,
 ) -> None:
     (num_tokens, num_heads, value_dim), key_dim = v.shape, k.shape[2]
-    num_finals = chains.num_chains if final_slots is None else len(final)
+    num_finals = chains.num_chains if final_slots is None else final.shape[0]
     rows = {"initial": chains.num_initial, "before": chains.num_outputs, "final": num_finals}
     for name, tensor in (("initial", initial), ("before", before), ("final", final)):
         _check_rows(name, tensor, rows[name], (num_heads, key_dim, value_dim))
     fits("out", out, (num_tokens, num_heads, value_dim))
-    if len(chunks) < chains.num_states[0]:
-        raise DeltaError(f"chains name chunk {chains.num_states[0] - 1}, but there are {len(chunks)}.")
+    if chunks.shape[0] < chains.num_states[0]:
+        raise DeltaError(f"chains name chunk {chains.num_states[0] - 1}, but there are {chunks.shape[0]}.")
     if stored is None and (chains.num_states[1] or chains.num_transitions[1]):
         raise DeltaError("chains name stored maps, and none are given.")
     for number, tensor in enumerate(stored or ()):
@@ -143,6 +143,6 @@ def check_scan(
 
 
 def _check_rows(name: str, tensor: Tensor, rows: int, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape[1:]) != shape or len(tensor) < rows or not tensor.is_contiguous():
+    if tuple(tensor.shape[1:]) != shape or tensor.shape[0] < rows or not tensor.is_contiguous():
         wanted = ", ".join(map(str, shape))
         raise DeltaError(f"{name} is {list(tensor.shape)}; it must be contiguous [at least {rows}, {wanted}].")

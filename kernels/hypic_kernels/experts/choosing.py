@@ -27,8 +27,8 @@ def route(logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Back
         return reference.route(logits, top_k, renormalise)
     from hypic_kernels.experts import triton as kernel
 
-    weights = torch.empty((len(logits), top_k), dtype=torch.float32, device=logits.device)
-    chosen = torch.empty((len(logits), top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
+    chosen = torch.empty((logits.shape[0], top_k), dtype=torch.int32, device=logits.device)
     kernel.route(logits.contiguous(), weights, chosen, renormalise).run()
     return weights, chosen
 
@@ -60,8 +60,8 @@ def route_groups(
         return reference.route_groups(logits, bias, top_k, num_groups, top_groups, scale, renormalise)
     from hypic_kernels.experts import routing as kernel
 
-    weights = torch.empty((len(logits), top_k), dtype=torch.float32, device=logits.device)
-    chosen = torch.empty((len(logits), top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
+    chosen = torch.empty((logits.shape[0], top_k), dtype=torch.int32, device=logits.device)
     how = (num_groups, top_groups, scale, renormalise)
     kernel.route_groups(logits.contiguous(), bias, *how, weights, chosen).run()
     return weights, chosen

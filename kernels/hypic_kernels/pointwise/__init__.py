@@ -150,8 +150,8 @@ def _check_heads(x: Tensor, weight: Tensor | None, cos: Tensor | None, sin: Tens
     if (cos is None) != (sin is None):
         raise PointwiseError("a rotation takes both cosines and sines; one of them is None.")
     if cos is not None and sin is not None and (
-        cos.shape != sin.shape or len(cos) != len(x) or 2 * cos.shape[1] > x.shape[2] or cos.stride() != sin.stride()
-        or cos.stride(-1) != 1 or cos.dtype != sin.dtype
+        cos.shape != sin.shape or cos.shape[0] != x.shape[0] or 2 * cos.shape[1] > x.shape[2]
+        or cos.stride() != sin.stride() or cos.stride(-1) != 1 or cos.dtype != sin.dtype
     ):  # fmt: skip
         raise PointwiseError(
             f"cos {list(cos.shape)} and sin {list(sin.shape)} must be alike, [N, R], of {list(x.shape)}."
