@@ -79,8 +79,8 @@ def given_of(arguments: tuple[Any, ...], device: int) -> Given | None:
     One plain loop, which is what costs a launch most: it was measured faster than passes over all at once.
     """
     kinds: list[Any] = []
-    values, note, place = list(arguments), kinds.append, 0
-    for value in arguments:
+    values, note = list(arguments), kinds.append
+    for place, value in enumerate(arguments):
         kind = type(value)
         if kind is Tensor or kind is Parameter:
             if value.get_device() != device:
@@ -98,7 +98,6 @@ def given_of(arguments: tuple[Any, ...], device: int) -> Given | None:
             note(kind)
         else:
             return None
-        place += 1
     return Given(tuple(kinds), values)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,8 +66,7 @@ class Projected:
     a: Tensor
 
 
-@dataclass(frozen=True)
-class HeadRows:
+class HeadRows(NamedTuple):
     """Convolved tokens by head: ``q, k [N, Hk, K]``, ``v [N, Hv, V]``, raw ``a, b [N, Hv]``, and what is done with
     them; ``out [N, Hv, V]`` is filled in."""
 
@@ -86,7 +86,8 @@ class HeadRows:
     def at(self, span: slice) -> HeadRows:
         """Some of the tokens that follow each other."""
         q, k, v, a, b = (x[span] for x in self.tokens)
-        return HeadRows(q, k, v, a, b, replace(self.norm, z=self.norm.z[span]), self.rule, self.out[span])
+        norm = self.norm
+        return HeadRows(q, k, v, a, b, delta.GatedNorm(norm.z[span], norm.weight, norm.eps), self.rule, self.out[span])
 
 
 class GatedDeltaNet(nn.Module):

@@ -20,7 +20,7 @@ from hypic.engine.layers.routers import SigmoidRouter, SoftmaxRouter
 from hypic_kernels import experts as kernels
 from hypic_kernels import matvec
 from hypic_kernels.experts import few
-from hypic_kernels.experts.layout import Shared
+from hypic_kernels.experts.layout import Shared, is_few
 
 GroupedProduct = Callable[..., Tensor]
 
@@ -91,7 +91,7 @@ class Experts(nn.Module):
     def spread(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """What the chosen experts make of ``x``, ``[N k, hidden]`` sorted by expert, and the places ``[N, k]`` of each
         token's rows in it; ``asks_no_host`` must be true."""
-        num_experts, chosen = len(self.down_proj), chosen.to(torch.int32).contiguous()
+        num_experts, chosen = self.down_proj.shape[0], chosen.to(torch.int32).contiguous()
         product = grouped_product() if self.can_group(x) else None
         is_for_few = product is None or kernels.fits(chosen.numel(), num_experts)
         if product is None or (is_for_few and self.can_multiply(x)):
@@ -171,16 +171,16 @@ class MoE(nn.Module):
 
     def behind(self, norm: RMSNorm, x: Tensor, added: Tensor) -> Tensor:
         """``y + self(norm(y))`` with ``y = x + added``, all ``[N, hidden]``; of few tokens three launches."""
-        gate, beside = self.gate, self._beside()
+        gate = self.gate
         if (
             isinstance(gate, SoftmaxRouter)
+            and self._takes_few(x)
             and matvec.takes_normed(added, norm.weight, gate.weight, adds=True, is_zero_centred=norm.zero_centred)
-            and self.experts.takes_few(x, gate.top_k, beside)
         ):
             made = matvec.normed_product(
                 added, x, norm.weight, gate.weight, eps=norm.eps, is_zero_centred=norm.zero_centred
             )
-            return self.experts.answer(made.normed, gate.of_logits(made.product), beside, made.total)
+            return self.experts.answer(made.normed, gate.of_logits(made.product), self._beside(), made.total)
         normed, total = norm.after(x, added)
         return self.onto(total, normed)
 
@@ -197,15 +197,18 @@ class MoE(nn.Module):
         return out + shared
 
     def _at_once(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        beside = self._beside()
-        if self.experts.takes_few(x, self.gate.top_k, beside):
-            return self.experts.answer(x, self.gate.scored(x), beside, residual)
+        if self._takes_few(x):
+            return self.experts.answer(x, self.gate.scored(x), self._beside(), residual)
         weights, chosen = self.gate(x)
         made, places = self.experts.spread(x, chosen)
-        shared = None if self.shared_expert is None else self.shared_expert(x)
-        gate = None if self.shared_expert_gate is None else self.shared_expert_gate.weight[0]
+        expert, opening = self.shared_expert, self.shared_expert_gate
+        shared = None if expert is None else expert(x)
+        gate = None if opening is None else opening.weight[0]
         asked = None if gate is None else x
         return kernels.combine(made, places, weights, shared=shared, x=asked, gate=gate, residual=residual)
+
+    def _takes_few(self, x: Tensor) -> bool:
+        return is_few(x.shape[0]) and self.experts.takes_few(x, self.gate.top_k, self._beside())
 
     def _beside(self) -> Shared | None:
         """The shared expert's matrices."""

@@ -50,3 +50,14 @@ def join_all(model: nn.Module) -> None:
     for module in model.modules():
         for joined in [value for value in vars(module).values() if isinstance(value, Joined)]:
             joined.join()
+
+
+def expose_all(model: nn.Module) -> None:
+    """Let Python find the parts and weights of a model's layers as plain attributes, once they stay as they are.
+
+    ``nn.Module`` keeps them in tables of its own and looks there when an attribute was not found, which takes ten times
+    as long, dozens of times a layer. Assigning to such an attribute, as torch does it, takes it out again.
+    """
+    for module in model.modules():
+        known = {**module._parameters, **module._modules}
+        vars(module).update({name: value for name, value in known.items() if value is not None})

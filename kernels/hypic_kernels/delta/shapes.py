@@ -13,7 +13,7 @@ from hypic_kernels.rows import Rows
 
 def fits(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
     """The last axis must lie side by side; other axes may have any stride."""
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise DeltaError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}.")
     if dtype is not None and tensor.dtype != dtype:
         raise DeltaError(f"{name} is {tensor.dtype}; it must be {dtype}.")
@@ -27,26 +27,26 @@ def check_tokens(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rule:
     num_tokens, num_heads, _ = v.shape
     if num_heads % k.shape[1]:
         raise DeltaError(f"{num_heads} value heads cannot share {k.shape[1]} key heads evenly.")
-    fits("q", q, tuple(k.shape), k.dtype)
+    fits("q", q, k.shape, k.dtype)
     fits("k", k, (num_tokens, *k.shape[1:]), v.dtype)
-    fits("v", v, tuple(v.shape))
+    fits("v", v, v.shape)
     for name, tensor in (("g", g), ("beta", beta)):
-        if tuple(tensor.shape) != (num_tokens, num_heads):
+        if tensor.shape != (num_tokens, num_heads):
             raise DeltaError(f"{name} has shape {list(tensor.shape)}; it must be {[num_tokens, num_heads]}.")
-    for name, weight in (("A_log", rule.A_log), ("dt_bias", rule.dt_bias)):
-        if weight is not None:
-            fits(f"rule.{name}", weight, (num_heads,))
+    if rule.A_log is not None and rule.dt_bias is not None:
+        fits("rule.A_log", rule.A_log, (num_heads,))
+        fits("rule.dt_bias", rule.dt_bias, (num_heads,))
 
 
 def check_integers(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or not tensor.is_contiguous():
+    if tensor.shape != shape or tensor.dtype != torch.int32 or not tensor.is_contiguous():
         raise DeltaError(f"{name} is {tensor.dtype} {list(tensor.shape)}; it must be contiguous int32 {list(shape)}.")
 
 
 def check_chunks(chunks: Tensor) -> None:
     if chunks.ndim != 2 or chunks.shape[1] not in CHUNK_SIZES:
         raise DeltaError(f"chunks has shape {list(chunks.shape)}; it must be [M, C] with C one of {CHUNK_SIZES}.")
-    check_integers("chunks", chunks, tuple(chunks.shape))
+    check_integers("chunks", chunks, chunks.shape)
 
 
 def check_maps(maps: Maps, chunks: Tensor, num_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> None:
@@ -77,7 +77,7 @@ def check_out(
 
 def check_norm(norm: GatedNorm | None, out: Tensor) -> None:
     if norm is not None:
-        fits("norm.z", norm.z, tuple(out.shape))
+        fits("norm.z", norm.z, out.shape)
         fits("norm.weight", norm.weight, (out.shape[-1],))
 
 
@@ -91,15 +91,8 @@ def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_s
 
 
 def check_rows(rows: Rows, initial: Tensor, k: Tensor, v: Tensor, slots: Tensor | None) -> None:
-    num_chunks = rows.chunk_indices.shape[0]
-    check_integers("rows.tokens", rows.tokens, (rows.tokens.shape[0],))
-    check_integers("rows.cu_seqlens", rows.cu_seqlens, (rows.num_rows + 1,))
-    check_integers("rows.chunk_indices", rows.chunk_indices, (num_chunks, 2))
-    check_integers("rows.chunk_offsets", rows.chunk_offsets, (rows.num_rows + 1,))
-    check_integers("rows.folds", rows.folds, (rows.num_folds, 2))
-    check_integers("rows.marks", rows.marks, (num_chunks,))
-    if not 0 <= rows.num_marks <= num_chunks:
-        raise DeltaError(f"{rows.num_marks} states before chunks are wanted; there are {num_chunks} chunks.")
+    if rows.fault is not None:
+        raise DeltaError(rows.fault)
     fits("initial", initial, (rows.num_rows if slots is None else initial.shape[0], v.shape[1], k.shape[2], v.shape[2]))
     if not initial.is_contiguous():
         raise DeltaError("initial must be contiguous.")
@@ -143,6 +136,6 @@ def check_scan(
 
 
 def _check_rows(name: str, tensor: Tensor, rows: int, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape[1:]) != shape or tensor.shape[0] < rows or not tensor.is_contiguous():
+    if tensor.shape[1:] != shape or tensor.shape[0] < rows or not tensor.is_contiguous():
         wanted = ", ".join(map(str, shape))
         raise DeltaError(f"{name} is {list(tensor.shape)}; it must be contiguous [at least {rows}, {wanted}].")
