@@ -91,7 +91,9 @@ class Experts(nn.Module):
     def spread(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """What the chosen experts make of ``x``, ``[N k, hidden]`` sorted by expert, and the places ``[N, k]`` of each
         token's rows in it; ``asks_no_host`` must be true."""
-        num_experts, chosen = self.down_proj.shape[0], chosen.to(torch.int32).contiguous()
+        num_experts = self.down_proj.shape[0]
+        if chosen.dtype != torch.int32 or not chosen.is_contiguous():
+            chosen = chosen.to(torch.int32).contiguous()
         product = grouped_product() if self.can_group(x) else None
         is_for_few = product is None or kernels.fits(chosen.numel(), num_experts)
         if product is None or (is_for_few and self.can_multiply(x)):
@@ -103,7 +105,7 @@ class Experts(nn.Module):
 
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
         """``rows [n, hidden]`` sorted by expert; those of expert ``e`` end before ``ends[e]``."""
-        offsets = ends.to(torch.int32)
+        offsets = _int32(ends)
         gate, up = product(rows, self.into.mT, offs=offsets).chunk(2, dim=-1)
         return self._back(gated(gate, up), offsets, product)
 
@@ -126,6 +128,11 @@ class Experts(nn.Module):
         return F.linear(F.silu(gate) * up, self.down_proj[expert])
 
 
+def _int32(x: Tensor) -> Tensor:
+    """What is so already is not handed to torch, which takes the host as long as a conversion."""
+    return x if x.dtype == torch.int32 else x.to(torch.int32)
+
+
 class UngatedExperts(Experts):
     """``up_proj [E, I, hidden]`` and ``down_proj [E, hidden, I]``; each expert is ``down(relu(up(x))^2)``."""
 
@@ -141,7 +148,7 @@ class UngatedExperts(Experts):
         return self.up_proj
 
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
-        offsets = ends.to(torch.int32)
+        offsets = _int32(ends)
         return self._back(F.relu(product(rows, self.up_proj.mT, offs=offsets)).square(), offsets, product)
 
     def run_one(self, expert: int, rows: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def _unit(ndim: int, shape: torch.Size, like: Tensor) -> Tensor:
 
 
 def _state_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _outputs(chains: Chains, initial: Tensor, before: Tensor | None, final: Tensor | None) -> tuple[Tensor, Tensor]:

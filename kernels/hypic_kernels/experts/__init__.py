@@ -65,10 +65,10 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
     rows = torch.empty((chosen.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
     places = torch.empty_like(chosen, memory_format=torch.contiguous_format)
     # Ends and counts are one tensor, so that one launch clears both.
-    both = torch.zeros((2, num_experts), dtype=torch.int32, device=x.device)
-    for launch in kernel.scatter(x, chosen.contiguous(), rows, places, both[0], both[1]):
+    counts, ends = torch.zeros((2, num_experts), dtype=torch.int32, device=x.device).unbind(0)
+    for launch in kernel.scatter(x, chosen.contiguous(), rows, places, counts, ends):
         launch.run()
-    return Scattered(rows, places, both[1])
+    return Scattered(rows, places, ends)
 
 
 def order(chosen: Tensor, num_experts: int, *, backend: Backend = "auto") -> Ordered:
