@@ -6,7 +6,7 @@ No argument is checked here: the package's ``attend`` does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,7 +45,8 @@ def _has_gluon() -> bool:
     return hopper is not None
 
 
-def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> dict[str, Any]:
+@functools.cache
+def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> Mapping[str, Any]:
     """What the kernel is compiled for, but types and what the plan says."""
     half, _, block_a, block_b = dims.key_pieces
     value_a, value_b = pieces(dims.value_dim)
@@ -93,7 +94,7 @@ def launches(
         yield turn(keys, plan, cos, sin, dims, ready)
     if plan.is_split:
         parts, logs = room_for_parts(plan, out, scratch)
-    blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
+    blocks = -(-dims.group // config.num_heads(plan.tile, dims.group))
     arguments = (
         q, keys, values, keys if cos is None else cos, keys if sin is None else sin, ready,
         plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
@@ -118,7 +119,9 @@ def _by_triton(
         "IS_SPLIT": plan.is_split, "TURNS": dims.rotary_dim > 0, "HAS_KEY_POSITIONS": plan.key_positions is not None,
         "BLOCK_C": CHAINS_AT_ONCE, "TILE": plan.tile,
     }  # fmt: skip
-    return Launch(_attend, grid, arguments, variant | constants(dims, key_heads, plan.tile, config), config.num_warps)
+    return Launch(
+        _attend, grid, arguments, {**variant, **constants(dims, key_heads, plan.tile, config)}, config.num_warps
+    )
 
 
 def _by_hand(

@@ -6,7 +6,6 @@ that sees it. Doing it once costs a launch and a row of scratch a key, which is 
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -103,5 +102,5 @@ def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out
         "HAS_KEY_POSITIONS": plan.key_positions is not None,
     }
     return Launch(
-        _turn, (min(MOST_PROGRAMS, triton.cdiv(num_keys, KEYS_AT_ONCE)) * key_heads,), arguments, constants, num_warps=4
+        _turn, (min(MOST_PROGRAMS, -(-num_keys // KEYS_AT_ONCE)) * key_heads,), arguments, constants, num_warps=4
     )
