@@ -199,7 +199,7 @@ def _check_turns(turns: Turns, chains: Chains, transitions: Sequence[Tensor], in
 
 
 def _fits(name: str, tensor: Tensor, shape: tuple[int, ...], rows: int) -> None:
-    if tuple(tensor.shape[1:]) != shape or len(tensor) < rows:
+    if tensor.shape[1:] != shape or tensor.shape[0] < rows:
         wanted = ", ".join(map(str, shape))
         raise ChainsError(f"{name} has shape {list(tensor.shape)}; it must be [at least {rows}, {wanted}].")
     pitch_of(tensor)
