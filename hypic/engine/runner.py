@@ -17,7 +17,7 @@ from hypic.engine.free_memory import free_bytes, is_out_of_memory
 from hypic.engine.graphs import Graphs
 from hypic.engine.kernel_batch import Geometry, pack
 from hypic.engine.kernel_choice import geometry_of, path_of
-from hypic.engine.layers.projections import join_all
+from hypic.engine.layers.projections import expose_all, join_all
 from hypic.engine.models import Model
 from hypic.engine.pool import Layout, Pool
 from hypic.engine.read_back import ReadBack
@@ -159,6 +159,7 @@ class Runner:
         merged = ""
         if config.adapter is not None:
             merged = adapter.merge(model, as_model(model), weights.locate(config.adapter))
+        expose_all(model)
         form = StorageForm.of(config.storage, float(config.drop_below))
         identity = Identity(fingerprint, str(dtype), form.name, merged)
         return cls._with_pool(as_model(model), identity, form, config, device)

@@ -5,7 +5,6 @@ Triton is imported here, so only by modules that hold kernels.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,8 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from hypic_kernels import ready
 
 SHARED_BYTES: Mapping[int, int] = {
     80: 163 << 10,
@@ -47,7 +48,8 @@ def jit_for_any(*sizes: str) -> Callable[[Callable[..., Any]], Any]:
 
 @dataclass(frozen=True)
 class Launch:
-    """``kernel[grid](*arguments, **constants)``, with ``num_warps`` among the options of the compiler.
+    """``kernel[grid](*arguments, **constants)``, with ``num_warps``, and ``num_stages`` where a kernel leaves that to
+    the compiler, among its options.
 
     A kernel with a true constant ``EARLY`` is started before the one before it has ended; see ``early.py``.
     """
@@ -57,20 +59,30 @@ class Launch:
     arguments: tuple[Any, ...]
     constants: Mapping[str, Any]
     num_warps: int
+    num_stages: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """Of the compiler."""
-        early = {"launch_pdl": True} if self.constants.get("EARLY") else {}
-        return {"num_warps": self.num_warps, **early}
+        options: dict[str, Any] = {"num_warps": self.num_warps}
+        if self.constants.get("EARLY"):
+            options["launch_pdl"] = True
+        if self.num_stages is not None:
+            options["num_stages"] = self.num_stages
+        return options
 
     def run(self) -> None:
         """On the device of the arguments: Triton alone would take the current one. An empty grid does nothing."""
         if 0 in self.grid:
             return
-        tensor = next(argument for argument in self.arguments if isinstance(argument, Tensor))
-        with torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext():
+        device = next(argument for argument in self.arguments if isinstance(argument, Tensor)).get_device()
+        if device < 0:  # in the interpreter
             self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
+        elif device == torch.cuda.current_device():
+            ready.run(self.kernel, self.grid, self.arguments, self.constants, self.options, device)
+        else:
+            with torch.cuda.device(device):
+                ready.run(self.kernel, self.grid, self.arguments, self.constants, self.options, device)
 
     def compile(self, capability: int) -> Any:
         """For compute capability 80, 90, ...; needs no GPU, but Triton must not be in its interpreter."""

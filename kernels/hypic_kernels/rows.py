@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -62,13 +63,30 @@ class Rows:
     marks: Tensor
     num_marks: int = 0
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
-        return len(self.cu_seqlens) - 1
+        return self.cu_seqlens.shape[0] - 1
 
-    @property
+    @cached_property
     def num_folds(self) -> int:
-        return len(self.folds)
+        return self.folds.shape[0]
+
+    @cached_property
+    def fault(self) -> str | None:
+        """What is wrong with the tensors' types and shapes: looked at once, for all layers that run these rows."""
+        num_chunks, ends = self.chunk_indices.shape[0], (self.num_rows + 1,)
+        wanted = {
+            "tokens": self.tokens.shape[:1], "cu_seqlens": ends, "chunk_indices": (num_chunks, 2),
+            "chunk_offsets": ends, "folds": (self.num_folds, 2), "marks": (num_chunks,),
+        }  # fmt: skip
+        for name, shape in wanted.items():
+            found: Tensor = getattr(self, name)
+            if found.shape != shape or found.dtype != torch.int32 or not found.is_contiguous():
+                about = f"{found.dtype} {list(found.shape)}"
+                return f"rows.{name} is {about}; it must be contiguous int32 {list(shape)}."
+        if not 0 <= self.num_marks <= num_chunks:
+            return f"{self.num_marks} states before chunks are wanted; there are {num_chunks} chunks."
+        return None
 
     @staticmethod
     def of(

@@ -106,13 +106,13 @@ class Attention(nn.Module):
 
     def _queries(self, projected: Tensor) -> tuple[Tensor, Tensor | None]:
         width = self.shape.head_dim * (2 if self.shape.gated else 1)
-        q, gate = projected.view(len(projected), self.shape.num_heads, width), None
+        q, gate = projected.view(projected.shape[0], self.shape.num_heads, width), None
         if self.shape.gated:
             q, gate = q.chunk(2, dim=-1)
         return (self._normed(self.q_norm, q) if self.has_norm else q), gate
 
     def _keys(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        k, v = (x.view(len(x), self.shape.num_kv_heads, self.shape.head_dim) for x in (k, v))
+        k, v = (x.view(x.shape[0], self.shape.num_kv_heads, self.shape.head_dim) for x in (k, v))
         return (self._normed(self.k_norm, k) if self.has_norm else k), v
 
     def _normed(self, norm: nn.Module, heads: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class Attention(nn.Module):
         assert plan is not None, "the step was not planned for pages"
         mixed, table = torch.empty_like(q), None if turns is None else turns.table
         cos, sin = (None, None) if table is None else (table.cos, table.sin)
-        if len(plan.tile_chain):
+        if plan.tile_chain.shape[0]:
             keys, values = pool.keys[layer], pool.values[layer]
             paged.attend(q, keys, values, plan, cos=cos, sin=sin, scale=self._scale, out=mixed)
         if final is None and batch.contexts:

@@ -48,7 +48,7 @@ def convolve_planned(
         x,
         pool.tails[layer],
         plan.conv_sources,
-        weight[:, 0],
+        weight.select(1, 0),
         bias=bias,
         has_silu=has_silu,
         write_sources=plan.conv_write_sources,

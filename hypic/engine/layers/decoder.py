@@ -13,7 +13,7 @@ from hypic.engine.batch import Batch, Final
 from hypic.engine.layers.attention import Attention, Turns
 from hypic.engine.layers.dense import Heads
 from hypic.engine.layers.linear_attention import Mixer, mix
-from hypic.engine.layers.linear_runs import RunMixer
+from hypic.engine.layers.linear_runs import is_run_mixer
 from hypic.engine.layers.mla import LatentAttention
 from hypic.engine.layers.moe import Experts
 from hypic.engine.layers.rotary import Angles, Rotary
@@ -111,7 +111,7 @@ class Decoder(nn.Module):
     def runs_rows(self) -> bool:
         """Whether every linear layer has a kernel that carries its state through long rows, which is tried here."""
         linear = [mixer for mixer in self.mixers() if isinstance(mixer.kept, LinearShape)]
-        return bool(linear) and all(isinstance(mixer, RunMixer) and mixer.runs_rows() for mixer in linear)
+        return bool(linear) and all(is_run_mixer(mixer) and mixer.runs_rows() for mixer in linear)
 
     @property
     def layout(self) -> Layout:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,10 +66,9 @@ class Projected:
     a: Tensor
 
 
-@dataclass(frozen=True)
-class HeadRows:
-    """Convolved tokens by head: ``q, k [N, Hk, K]``, ``v [N, Hv, V]``, raw ``a, b [N, Hv]``; ``out [N, Hv, V]`` is
-    filled in."""
+class HeadRows(NamedTuple):
+    """Convolved tokens by head: ``q, k [N, Hk, K]``, ``v [N, Hv, V]``, raw ``a, b [N, Hv]``, and what is done with
+    them; ``out [N, Hv, V]`` is filled in."""
 
     q: Tensor
     k: Tensor
@@ -76,6 +76,7 @@ class HeadRows:
     a: Tensor
     b: Tensor
     norm: delta.GatedNorm
+    rule: delta.Rule
     out: Tensor
 
     @property
@@ -85,7 +86,8 @@ class HeadRows:
     def at(self, span: slice) -> HeadRows:
         """Some of the tokens that follow each other."""
         q, k, v, a, b = (x[span] for x in self.tokens)
-        return HeadRows(q, k, v, a, b, replace(self.norm, z=self.norm.z[span]), self.out[span])
+        norm = self.norm
+        return HeadRows(q, k, v, a, b, delta.GatedNorm(norm.z[span], norm.weight, norm.eps), self.rule, self.out[span])
 
 
 class GatedDeltaNet(nn.Module):
@@ -154,11 +156,11 @@ class GatedDeltaNet(nn.Module):
         """See ``linear_runs.RunMixer``."""
         q, k, v = self._convolved(projected, plan, pool, layer)
         out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        return HeadRows(q, k, v, projected.a, projected.b, self._norm_of(projected), out)
+        return HeadRows(q, k, v, projected.a, projected.b, self._norm_of(projected), self._rule, out)
 
     def lift_chunks(self, rows: HeadRows, chunks: Tensor) -> tuple[Affine, Callable[[Tensor], None]]:
         """See ``linear_runs.RunMixer``."""
-        maps = delta.lift(*rows.tokens, chunks, rule=self._rule)
+        maps = delta.lift(*rows.tokens, chunks, rule=rows.rule)
 
         def read(states: Tensor) -> None:
             delta.read(maps.query, maps.offset, states, chunks, rows.out, norm=rows.norm)
@@ -167,7 +169,7 @@ class GatedDeltaNet(nn.Module):
 
     def scan_rows(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> Tensor | None:
         """See ``linear_kernels.ScanningMixer``."""
-        if not self._can_scan(projected.mixed.dtype, plan, pool, layer):
+        if not self._can_scan(projected.mixed.dtype, plan, pool, layer, self._rule):
             return None
         rows = self.rows(projected, plan, pool, layer)
         self._scan(rows, plan.chunks, plan, pool, layer)
@@ -177,26 +179,29 @@ class GatedDeltaNet(nn.Module):
         """See ``linear_runs.RunMixer``. The norm is over all rows that are given: those of runs, which have theirs,
         must not stand among them."""
         runs, is_mapped = plan.runs, plan.folds is not None or plan.gathers
-        if runs is None or runs.others is None or is_mapped or not self._can_scan(rows.q.dtype, plan, pool, layer):
+        if (
+            runs is None
+            or runs.others is None
+            or is_mapped
+            or not self._can_scan(rows.q.dtype, plan, pool, layer, rows.rule)
+        ):
             return False
         self._scan(rows.at(runs.others), runs.other_chunks, plan, pool, layer)
         return True
 
-    def _can_scan(self, dtype: torch.dtype, plan: KernelPlan, pool: Pool, layer: int) -> bool:
+    def _can_scan(self, dtype: torch.dtype, plan: KernelPlan, pool: Pool, layer: int, rule: delta.Rule) -> bool:
         states, num_k_heads = pool.states[layer], self.shape.num_k_heads
         stored = pool.transitions[layer], states
-        return plan.slotted is not None and delta.can_scan(
-            dtype, num_k_heads, plan.chunks, stored, states, rule=self._rule
-        )
+        return plan.slotted is not None and delta.can_scan(dtype, num_k_heads, plan.chunks, stored, states, rule=rule)
 
     def _scan(self, rows: HeadRows, chunks: Tensor, plan: KernelPlan, pool: Pool, layer: int) -> None:
         slotted, states = plan.slotted, pool.states[layer]
         assert slotted is not None, "decoding is not scanned"
         delta.scan(
-            *rows.tokens, chunks, slotted.chains, (pool.transitions[layer], states), states, rows.out, rule=self._rule,
+            *rows.tokens, chunks, slotted.chains, (pool.transitions[layer], states), states, rows.out, rule=rows.rule,
             norm=rows.norm, before=states, final=states, final_slots=plan.final_slots,
         )  # fmt: skip
-        if len(slotted.copies_to):
+        if slotted.copies_to.shape[0]:
             states.index_copy_(0, slotted.copies_to, states.index_select(0, slotted.copies_from))
 
     def runs_rows(self) -> bool:
@@ -211,7 +216,7 @@ class GatedDeltaNet(nn.Module):
         """See ``linear_runs.RunMixer``."""
         states, slots = initial
         return delta.run(
-            *tokens.tokens, rows, states, tokens.out, slots=slots, into=into, rule=self._rule, norm=tokens.norm
+            *tokens.tokens, rows, states, tokens.out, slots=slots, into=into, rule=tokens.rule, norm=tokens.norm
         )
 
     def project_back(self, rows: HeadRows) -> Tensor:
@@ -230,9 +235,9 @@ class GatedDeltaNet(nn.Module):
     def _convolved(self, projected: Projected, plan: KernelPlan, pool: Pool, layer: int) -> tuple[Tensor, ...]:
         shape = self.shape
         mixed = convolve_planned(projected.mixed, self.conv1d.weight, plan, pool, layer, has_silu=True)
-        q, k, v = torch.split(mixed, [shape.key_size, shape.key_size, shape.value_size], dim=-1)
+        q, k, v = mixed.split_with_sizes((shape.key_size, shape.key_size, shape.value_size), dim=-1)
         heads = (shape.num_k_heads, shape.num_k_heads, shape.num_v_heads)
-        return tuple(x.view(len(x), num, -1) for x, num in zip((q, k, v), heads, strict=True))
+        return tuple(x.view(x.shape[0], num, -1) for x, num in zip((q, k, v), heads, strict=True))
 
     @property
     def _rule(self) -> delta.Rule:
@@ -246,7 +251,7 @@ class GatedDeltaNet(nn.Module):
         )
 
     def _norm_of(self, projected: Projected) -> delta.GatedNorm:
-        z = projected.z.view(len(projected.z), self.shape.num_v_heads, -1)
+        z = projected.z.view(projected.z.shape[0], self.shape.num_v_heads, -1)
         return delta.GatedNorm(z, self.norm.weight, self.norm.eps)
 
     def _projected_back(self, out: Tensor) -> Tensor:

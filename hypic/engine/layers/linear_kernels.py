@@ -8,7 +8,7 @@ kernels that carry the state (``linear_runs``): what they fold may be read in th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from hypic.engine.affine import Affine
 from hypic.engine.batch import Batch
 from hypic.engine.kernel_plan import KernelPlan, Runs
 from hypic.engine.layers.chunks import chunked
-from hypic.engine.layers.linear_runs import RunMixer, run_all
+from hypic.engine.layers.linear_runs import RunMixer, is_run_mixer, offers, run_all
 from hypic.engine.layers.rotary import Angles, move
 from hypic.engine.linear import LinearFamily
 from hypic.engine.pool import Pool
@@ -26,7 +26,6 @@ from hypic_kernels import compose
 PRECISION: compose.Precision = "tf32x3"
 
 
-@runtime_checkable
 class FusedMixer(Protocol):
     """A layer whose recurrence has kernels; from raw projections to outputs ``[N, hidden]``, states in float32.
 
@@ -46,7 +45,6 @@ class FusedMixer(Protocol):
         ...
 
 
-@runtime_checkable
 class ScanningMixer(Protocol):
     """A fused mixer that has, besides, one kernel for lift, scan and read together."""
 
@@ -55,13 +53,22 @@ class ScanningMixer(Protocol):
         ...
 
 
+def is_fused(mixer: Any) -> TypeGuard[FusedMixer]:
+    """Whether a layer is a ``FusedMixer``."""
+    return offers(mixer, "lift_rows", "step_rows")
+
+
+def _scans(mixer: Any) -> TypeGuard[ScanningMixer]:
+    return offers(mixer, "scan_rows")
+
+
 def mix(
     mixer: Any, projected: Any, batch: Batch, pool: Pool, layer: int, angles: Angles | None, moves: Angles | None
 ) -> Tensor:
     """Outputs ``[N, hidden]`` of linear layer number ``layer``, from its raw projections."""
     plan = batch.kernels
     assert plan is not None, "the step was not planned for kernels"
-    if isinstance(mixer, FusedMixer):
+    if is_fused(mixer):
         return _fused(mixer, projected, batch, plan, pool, layer, angles, moves)
     projected = mixer.convolve(projected, batch, pool, layer)
     x = mixer.inputs(projected, angles)
@@ -76,9 +83,9 @@ def _fused(
     if batch.is_decode:
         return mixer.step_rows(projected, plan, pool, layer, angles)
     if plan.runs is not None:
-        assert isinstance(mixer, RunMixer), "runs were planned for a layer that has no kernel for them"
+        assert is_run_mixer(mixer), "runs were planned for a layer that has no kernel for them"
         return _with_runs(mixer, projected, plan, plan.runs, pool, layer)
-    if isinstance(mixer, ScanningMixer) and plan.folds is None and not plan.gathers:
+    if plan.folds is None and not plan.gathers and _scans(mixer):
         outputs = mixer.scan_rows(projected, plan, pool, layer)
         if outputs is not None:
             return outputs
@@ -89,7 +96,7 @@ def _fused(
 def _with_runs(mixer: RunMixer, projected: Any, plan: KernelPlan, runs: Runs, pool: Pool, layer: int) -> Tensor:
     rows = mixer.rows(projected, plan, pool, layer)
     run_all(mixer, rows, runs, pool, layer)
-    if len(plan.chunks) and not mixer.scan_chunks(rows, plan, pool, layer):
+    if plan.chunks.shape[0] and not mixer.scan_chunks(rows, plan, pool, layer):
         maps, fill = mixer.lift_chunks(rows, plan.chunks)
         fill(scan(maps, plan, pool, layer, None, False)[: len(plan.chunks)])
     return mixer.project_back(rows)

@@ -7,8 +7,9 @@ step, as ``(T_1, B_1)``, goes on to ``(T T_1, S - T (S_0 - B_1))``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,7 +21,6 @@ from hypic_kernels import delta
 from hypic_kernels.rows import Rows
 
 
-@runtime_checkable
 class RunMixer(Protocol):
     """A layer with a kernel that carries the state through long rows."""
 
@@ -55,6 +55,22 @@ class RunMixer(Protocol):
     def project_back(self, rows: Any) -> Tensor:
         """``[N, hidden]``, once the outputs of all tokens are filled in."""
         ...
+
+
+def is_run_mixer(mixer: Any) -> TypeGuard[RunMixer]:
+    """Whether a layer is a ``RunMixer``."""
+    return offers(mixer, "runs_rows", "run_rows")
+
+
+def offers(mixer: Any, *names: str) -> bool:
+    """Whether a layer's class has methods of these names: looked at once, since every layer of every step asks."""
+    kind: Any = type(mixer)
+    return _offers(kind, names)
+
+
+@functools.cache
+def _offers(kind: type, names: tuple[str, ...]) -> bool:
+    return all(callable(getattr(kind, name, None)) for name in names)
 
 
 def run_all(mixer: RunMixer, tokens: Any, runs: Runs, pool: Pool, layer: int) -> None:

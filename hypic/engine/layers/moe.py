@@ -20,7 +20,7 @@ from hypic.engine.layers.routers import SigmoidRouter, SoftmaxRouter
 from hypic_kernels import experts as kernels
 from hypic_kernels import matvec
 from hypic_kernels.experts import few
-from hypic_kernels.experts.layout import Shared
+from hypic_kernels.experts.layout import Shared, is_few
 
 GroupedProduct = Callable[..., Tensor]
 
@@ -91,7 +91,9 @@ class Experts(nn.Module):
     def spread(self, x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """What the chosen experts make of ``x``, ``[N k, hidden]`` sorted by expert, and the places ``[N, k]`` of each
         token's rows in it; ``asks_no_host`` must be true."""
-        num_experts, chosen = len(self.down_proj), chosen.to(torch.int32).contiguous()
+        num_experts = self.down_proj.shape[0]
+        if chosen.dtype != torch.int32 or not chosen.is_contiguous():
+            chosen = chosen.to(torch.int32).contiguous()
         product = grouped_product() if self.can_group(x) else None
         is_for_few = product is None or kernels.fits(chosen.numel(), num_experts)
         if product is None or (is_for_few and self.can_multiply(x)):
@@ -103,7 +105,7 @@ class Experts(nn.Module):
 
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
         """``rows [n, hidden]`` sorted by expert; those of expert ``e`` end before ``ends[e]``."""
-        offsets = ends.to(torch.int32)
+        offsets = _int32(ends)
         gate, up = product(rows, self.into.mT, offs=offsets).chunk(2, dim=-1)
         return self._back(gated(gate, up), offsets, product)
 
@@ -126,6 +128,11 @@ class Experts(nn.Module):
         return F.linear(F.silu(gate) * up, self.down_proj[expert])
 
 
+def _int32(x: Tensor) -> Tensor:
+    """What is so already is not handed to torch, which takes the host as long as a conversion."""
+    return x if x.dtype == torch.int32 else x.to(torch.int32)
+
+
 class UngatedExperts(Experts):
     """``up_proj [E, I, hidden]`` and ``down_proj [E, hidden, I]``; each expert is ``down(relu(up(x))^2)``."""
 
@@ -141,7 +148,7 @@ class UngatedExperts(Experts):
         return self.up_proj
 
     def run_grouped(self, rows: Tensor, ends: Tensor, product: GroupedProduct) -> Tensor:
-        offsets = ends.to(torch.int32)
+        offsets = _int32(ends)
         return self._back(F.relu(product(rows, self.up_proj.mT, offs=offsets)).square(), offsets, product)
 
     def run_one(self, expert: int, rows: Tensor) -> Tensor:
@@ -171,16 +178,16 @@ class MoE(nn.Module):
 
     def behind(self, norm: RMSNorm, x: Tensor, added: Tensor) -> Tensor:
         """``y + self(norm(y))`` with ``y = x + added``, all ``[N, hidden]``; of few tokens three launches."""
-        gate, beside = self.gate, self._beside()
+        gate = self.gate
         if (
             isinstance(gate, SoftmaxRouter)
+            and self._takes_few(x)
             and matvec.takes_normed(added, norm.weight, gate.weight, adds=True, is_zero_centred=norm.zero_centred)
-            and self.experts.takes_few(x, gate.top_k, beside)
         ):
             made = matvec.normed_product(
                 added, x, norm.weight, gate.weight, eps=norm.eps, is_zero_centred=norm.zero_centred
             )
-            return self.experts.answer(made.normed, gate.of_logits(made.product), beside, made.total)
+            return self.experts.answer(made.normed, gate.of_logits(made.product), self._beside(), made.total)
         normed, total = norm.after(x, added)
         return self.onto(total, normed)
 
@@ -197,15 +204,18 @@ class MoE(nn.Module):
         return out + shared
 
     def _at_once(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        beside = self._beside()
-        if self.experts.takes_few(x, self.gate.top_k, beside):
-            return self.experts.answer(x, self.gate.scored(x), beside, residual)
+        if self._takes_few(x):
+            return self.experts.answer(x, self.gate.scored(x), self._beside(), residual)
         weights, chosen = self.gate(x)
         made, places = self.experts.spread(x, chosen)
-        shared = None if self.shared_expert is None else self.shared_expert(x)
-        gate = None if self.shared_expert_gate is None else self.shared_expert_gate.weight[0]
+        expert, opening = self.shared_expert, self.shared_expert_gate
+        shared = None if expert is None else expert(x)
+        gate = None if opening is None else opening.weight[0]
         asked = None if gate is None else x
         return kernels.combine(made, places, weights, shared=shared, x=asked, gate=gate, residual=residual)
+
+    def _takes_few(self, x: Tensor) -> bool:
+        return is_few(x.shape[0]) and self.experts.takes_few(x, self.gate.top_k, self._beside())
 
     def _beside(self) -> Shared | None:
         """The shared expert's matrices."""

@@ -43,6 +43,8 @@ class RMSNorm(nn.Module):
         if by_kernel(x):
             if x.ndim == 3:
                 return self._of_heads(x)
+            if x.ndim == 2:
+                return self._by_kernel(x, None)[0]
             return self._by_kernel(x.reshape(-1, x.shape[-1]), None)[0].view(x.shape)
         weight = upcast(self.weight)
         return (rms(x, self.eps) * (1.0 + weight if self.zero_centred else weight)).to(x.dtype)

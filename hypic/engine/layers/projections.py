@@ -29,20 +29,20 @@ class Joined:
         assert all(each.bias is None for each in maps), "only maps without biases are joined"
         self.maps = maps
         self._weight: Tensor | None = None
+        self._sizes = tuple(each.out_features for each in maps)
 
     def join(self) -> None:
         """Lay the maps' weights into one, wherever they are; what they hold is lost, so before they are loaded."""
         first = self.maps[0].weight
-        rows = [each.out_features for each in self.maps]
-        self._weight = first.new_empty((sum(rows), first.shape[1]))
-        for each, part in zip(self.maps, self._weight.split(rows), strict=True):  # type: ignore[no-untyped-call]
+        self._weight = first.new_empty((sum(self._sizes), first.shape[1]))
+        for each, part in zip(self.maps, self._weight.split_with_sizes(self._sizes), strict=True):
             each.weight = nn.Parameter(part, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Sequence[Tensor]:
         """``[N, out]`` of every map; views of one product if they are joined."""
         if self._weight is None:
             return [each(x) for each in self.maps]
-        return F.linear(x, self._weight).split([each.out_features for each in self.maps], dim=-1)  # type: ignore[no-untyped-call, no-any-return]
+        return F.linear(x, self._weight).split_with_sizes(self._sizes, dim=-1)
 
 
 def join_all(model: nn.Module) -> None:
@@ -50,3 +50,14 @@ def join_all(model: nn.Module) -> None:
     for module in model.modules():
         for joined in [value for value in vars(module).values() if isinstance(value, Joined)]:
             joined.join()
+
+
+def expose_all(model: nn.Module) -> None:
+    """Let Python find the parts and weights of a model's layers as plain attributes, once they stay as they are.
+
+    ``nn.Module`` keeps them in tables of its own and looks there when an attribute was not found, which takes ten times
+    as long, dozens of times a layer. Assigning to such an attribute, as torch does it, takes it out again.
+    """
+    for module in model.modules():
+        known = {**module._parameters, **module._modules}
+        vars(module).update({name: value for name, value in known.items() if value is not None})

@@ -174,8 +174,8 @@ def _check(
 ) -> None:
     if keys.dtype != values.dtype:
         raise LayoutError(f"keys are {keys.dtype} and values {values.dtype}; store both in one type.")
-    if len(q) != plan.sizes.num_tokens:
-        raise LayoutError(f"{len(q)} queries given, the plan has {plan.sizes.num_tokens}; plan for as many.")
+    if q.shape[0] != plan.sizes.num_tokens:
+        raise LayoutError(f"{q.shape[0]} queries given, the plan has {plan.sizes.num_tokens}; plan for as many.")
     if out.shape != (*q.shape[:2], dims.value_dim) or out.stride(2) != 1:
         wanted = [*q.shape[:2], dims.value_dim]
         raise LayoutError(f"out of shape {list(out.shape)} must be {wanted}, its last axis without gaps.")

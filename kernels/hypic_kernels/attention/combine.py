@@ -4,7 +4,6 @@ A part brings its result ``o`` and ``l = log2 sum exp2(score)``; together they a
 """
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -71,9 +70,9 @@ def combine(parts: Tensor, logs: Tensor, plan: Plan, out: Tensor) -> Launch:
     """Writes the rows of ``out [N, H, V]`` of tiles with several parts; ``parts [P, tile, H, V]``, ``logs [P, tile,
     H]``."""
     _, num_heads, value_dim = out.shape
-    block_v = triton.next_power_of_2(value_dim)
+    block_v = 1 << (value_dim - 1).bit_length()
     block_v = min(block_v, CHANNELS_AT_ONCE) if plan.tile == 1 else block_v
-    programs = len(plan.tile_count) * plan.tile * num_heads * triton.cdiv(value_dim, block_v)
+    programs = plan.tile_count.shape[0] * plan.tile * num_heads * -(-value_dim // block_v)
     arguments = (
         parts, logs, plan.tile_first, plan.tile_count, plan.tile_part, plan.tile_parts, out,
         out.stride(0), out.stride(1),

@@ -6,7 +6,7 @@ No argument is checked here: the package's ``attend`` does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,7 +45,8 @@ def _has_gluon() -> bool:
     return hopper is not None
 
 
-def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> dict[str, Any]:
+@functools.cache
+def constants(dims: HeadDims, num_key_heads: int, tile: int, config: Config) -> Mapping[str, Any]:
     """What the kernel is compiled for, but types and what the plan says."""
     half, _, block_a, block_b = dims.key_pieces
     value_a, value_b = pieces(dims.value_dim)
@@ -86,14 +87,14 @@ def launches(
     scratch: Tensor | None = None,
 ) -> Iterator[Launch]:
     """Keys turned once if ``config`` says so, attention, parts put together if there are any."""
-    key_heads, num_chains = keys.shape[1], len(plan.starts)
+    key_heads, num_chains = keys.shape[1], plan.starts.shape[0]
     ready, parts, logs = keys, out, out
     if config.turns_once and cos is not None and sin is not None:
         ready = ready_keys(keys, plan, dims)
         yield turn(keys, plan, cos, sin, dims, ready)
     if plan.is_split:
         parts, logs = room_for_parts(plan, out, scratch)
-    blocks = triton.cdiv(dims.group, config.num_heads(plan.tile, dims.group))
+    blocks = -(-dims.group // config.num_heads(plan.tile, dims.group))
     arguments = (
         q, keys, values, keys if cos is None else cos, keys if sin is None else sin, ready,
         plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
@@ -102,7 +103,7 @@ def launches(
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), values.stride(0), values.stride(1),
         ready.stride(0), out.stride(0), out.stride(1), num_chains, scale * _LOG2_E,
     )  # fmt: skip
-    grid = (len(plan.part_tile) * key_heads * blocks,)
+    grid = (plan.part_tile.shape[0] * key_heads * blocks,)
     if config.hopper:
         yield _by_hand(grid, arguments, plan, dims, key_heads, config)
     else:
@@ -118,7 +119,9 @@ def _by_triton(
         "IS_SPLIT": plan.is_split, "TURNS": dims.rotary_dim > 0, "HAS_KEY_POSITIONS": plan.key_positions is not None,
         "BLOCK_C": CHAINS_AT_ONCE, "TILE": plan.tile,
     }  # fmt: skip
-    return Launch(_attend, grid, arguments, variant | constants(dims, key_heads, plan.tile, config), config.num_warps)
+    return Launch(
+        _attend, grid, arguments, {**variant, **constants(dims, key_heads, plan.tile, config)}, config.num_warps
+    )
 
 
 def _by_hand(
@@ -138,8 +141,11 @@ def _by_hand(
 
 def room_for_parts(plan: Plan, out: Tensor, scratch: Tensor | None) -> tuple[Tensor, Tensor]:
     """Results ``[P, tile, H, V]`` and logarithms ``[P, tile, H]`` of parts, flat."""
-    (_, num_heads, value_dim), rows = out.shape, len(plan.part_tile) * plan.tile
-    numbers, ends = scratch_numbers(len(plan.part_tile), plan.tile, num_heads, value_dim), rows * num_heads * value_dim
+    (_, num_heads, value_dim), rows = out.shape, plan.part_tile.shape[0] * plan.tile
+    numbers, ends = (
+        scratch_numbers(plan.part_tile.shape[0], plan.tile, num_heads, value_dim),
+        rows * num_heads * value_dim,
+    )
     scratch = torch.empty(numbers, dtype=torch.float32, device=out.device) if scratch is None else scratch
     return scratch[:ends], scratch[ends:numbers]
 
@@ -158,6 +164,6 @@ def attend(
     scratch: Tensor | None = None,
 ) -> None:
     """The twin of ``reference.attend``, in fp32 from tiles of the keys' type; ``out`` must not overlap an input."""
-    if len(plan.tile_count):
+    if plan.tile_count.shape[0]:
         for launch in launches(q, keys, values, plan, cos, sin, scale, out, dims, config, scratch):
             launch.run()

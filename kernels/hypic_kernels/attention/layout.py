@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -183,12 +184,13 @@ def choose(dims: HeadDims, dtype: torch.dtype, load: Load) -> Choice:
     return Choice(tile, num_lanes(dims, dtype, tile, config, load.num_key_heads, chip), config)
 
 
-def preferred(dims: HeadDims, dtype: torch.dtype, tile: int, turns_once: bool, chip: Chip) -> list[Config]:
+@functools.cache
+def preferred(dims: HeadDims, dtype: torch.dtype, tile: int, turns_once: bool, chip: Chip) -> tuple[Config, ...]:
     """Layouts for a plan, the better first; ``turns_once`` as in ``Plan``."""
     by_hand = hopper_config(dims, dtype, tile) if chip.runs_hopper and (turns_once or not dims.rotary_dim) else None
     plain = default_config(dims, dtype, tile, chip.shared_bytes)
     plain = plain._replace(turns_once=turns_once and dims.rotary_dim > 0)
-    return [plain] if by_hand is None else [by_hand, plain]
+    return (plain,) if by_hand is None else (by_hand, plain)
 
 
 def _takes_hopper(dims: HeadDims, dtype: torch.dtype, tile: int, chip: Chip) -> bool:

@@ -6,7 +6,6 @@ that sees it. Doing it once costs a launch and a row of scratch a key, which is 
 
 # No postponed annotations: Triton reads them as values. They name what a parameter is at compile time.
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -89,7 +88,7 @@ def ready_keys(keys: Tensor, plan: Plan, dims: HeadDims) -> Tensor:
 
 def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out: Tensor) -> Launch:
     """Writes what turns of every key into ``out``, zero in channels that are padding; no rows that no chain holds."""
-    num_keys, num_chains, key_heads = len(out), len(plan.starts), keys.shape[1]
+    num_keys, num_chains, key_heads = out.shape[0], plan.starts.shape[0], keys.shape[1]
     arguments = (
         keys, cos, sin, plan.slots, plan.slots if plan.key_positions is None else plan.key_positions,
         plan.starts, plan.lengths, out, num_keys, num_chains, keys.stride(0), keys.stride(1),
@@ -103,5 +102,5 @@ def turn(keys: Tensor, plan: Plan, cos: Tensor, sin: Tensor, dims: HeadDims, out
         "HAS_KEY_POSITIONS": plan.key_positions is not None,
     }
     return Launch(
-        _turn, (min(MOST_PROGRAMS, triton.cdiv(num_keys, KEYS_AT_ONCE)) * key_heads,), arguments, constants, num_warps=4
+        _turn, (min(MOST_PROGRAMS, -(-num_keys // KEYS_AT_ONCE)) * key_heads,), arguments, constants, num_warps=4
     )

@@ -101,11 +101,13 @@ def fold(
     if chains.num_outputs:
         raise ChainsError(f"fold writes no states before elements, {chains.num_outputs} are wanted; use NOT_WANTED.")
     shape, dtype = transitions[0].shape[1:], _state_dtype(transitions[0])
-    nothing = torch.zeros((1, *end_states[0].shape[1:]), dtype=dtype, device=transitions[0].device)
+    state, device = (1, *end_states[0].shape[1:]), transitions[0].device
+    about = state, dtype, device
+    nothing = chains.once(("nothing", *about), lambda: torch.zeros(state, dtype=dtype, device=device))
     _, end_state = compose(
         chains.starting_at(ZERO), transitions, end_states, nothing, precision=precision, backend=backend
     )
-    unit = _unit(transitions[0].ndim, shape, nothing)
+    unit = chains.once(("unit", shape, *about), lambda: _unit(transitions[0].ndim, shape, nothing))
     before, final = _outputs(chains, unit, None, None)
     _run(chains.starting_at(0), transitions, None, unit, before, final, precision, backend, None)
     return final.reshape(chains.num_chains, *shape), end_state
@@ -143,7 +145,7 @@ def _unit(ndim: int, shape: torch.Size, like: Tensor) -> Tensor:
 
 
 def _state_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _outputs(chains: Chains, initial: Tensor, before: Tensor | None, final: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -197,7 +199,7 @@ def _check_turns(turns: Turns, chains: Chains, transitions: Sequence[Tensor], in
 
 
 def _fits(name: str, tensor: Tensor, shape: tuple[int, ...], rows: int) -> None:
-    if tuple(tensor.shape[1:]) != shape or len(tensor) < rows:
+    if tensor.shape[1:] != shape or tensor.shape[0] < rows:
         wanted = ", ".join(map(str, shape))
         raise ChainsError(f"{name} has shape {list(tensor.shape)}; it must be [at least {rows}, {wanted}].")
     pitch_of(tensor)

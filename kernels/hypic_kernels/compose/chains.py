@@ -6,9 +6,10 @@ before it is to be written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,11 +61,11 @@ class Chains:
 
     @property
     def num_chains(self) -> int:
-        return len(self.initial_index)
+        return self.initial_index.shape[0]
 
     @property
     def num_elements(self) -> int:
-        return len(self.elements)
+        return self.elements.shape[0]
 
     @staticmethod
     def of(
@@ -105,7 +106,20 @@ class Chains:
 
     def starting_at(self, slot: int) -> Chains:
         """The same chains, all started from one slot."""
-        return replace(self, initial_index=torch.full_like(self.initial_index, slot), num_initial=slot + 1)
+        return self.once(  # type: ignore[no-any-return]
+            ("starting at", slot),
+            lambda: replace(self, initial_index=torch.full_like(self.initial_index, slot), num_initial=slot + 1),
+        )
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, made for the first of a step's layers and read by the others."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    @cached_property
+    def _made(self) -> dict[Hashable, Any]:
+        return {}
 
 
 def _integers(values: Sequence[int] | Tensor) -> Tensor:

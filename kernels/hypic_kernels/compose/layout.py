@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -84,6 +85,7 @@ class Config(NamedTuple):
         return maps + rows * self.block_v * 4 + RESERVED_BYTES
 
 
+@functools.cache
 def default_config(
     kind: Kind, key_dim: int, value_dim: int, precision: Precision, map_bytes: int, shared_bytes: int
 ) -> Config:

@@ -30,5 +30,5 @@ def write_rows(source: Tensor, places: Tensor, target: Tensor, slots: Tensor) ->
     """The twin of ``reference.write_rows``; source and target are contiguous."""
     size = source[0].numel()
     block = min(NUMBERS_AT_ONCE, 1 << (size - 1).bit_length())
-    grid = (len(places), -(-size // block))
+    grid = (places.shape[0], -(-size // block))
     return Launch(_write_rows, grid, (source, places, target, slots), {"SIZE": size, "BLOCK": block}, 4)

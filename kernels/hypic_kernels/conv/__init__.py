@@ -7,6 +7,7 @@ captured graph can be replayed with others. The definition is ``reference.py``, 
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -22,6 +23,8 @@ __all__ = ["NOTHING", "Backend", "Config", "ConvError", "convolve", "tail_source
 
 Backend = Literal["auto", "triton", "reference"]
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
+# Each is made once: all layers of a kind ask with the same.
+_variant = functools.cache(Variant)
 
 
 def convolve(
@@ -50,7 +53,7 @@ def convolve(
     Raises:
         ConvError: shapes or types do not fit, or rows do not lie side by side.
     """
-    size, num_channels, width = len(sources), x.shape[-1], weight.shape[-1]
+    size, num_channels, width = sources.shape[0], x.shape[-1], weight.shape[-1]
     if write_sources is None or write_slots is None:
         write_sources = torch.empty((0, width - 1), dtype=torch.int32, device=x.device)
         write_slots = write_sources[:, 0].contiguous() if width > 1 else write_sources.flatten()
@@ -58,7 +61,7 @@ def convolve(
         out = torch.empty((size, num_channels), dtype=x.dtype, device=x.device)
     _check(x, tails, sources, weight, bias, write_sources, write_slots, out)
     few = config is None and is_few(size, write_sources.numel())
-    variant = Variant(x.device, x.dtype, tails.dtype, weight.dtype, width, bias is not None, has_silu, config, few)
+    variant = _variant(x.device, x.dtype, tails.dtype, weight.dtype, width, bias is not None, has_silu, config, few)
     if backend == "triton" or (backend == "auto" and _may_take_kernel(x, tails, weight) and is_trusted(variant)):
         from hypic_kernels.conv import triton as kernel
 
@@ -101,25 +104,22 @@ def _check(
 ) -> None:
     num_channels, width = x.shape[-1], weight.shape[-1]
     _fits("weight", weight, (num_channels, width))
-    _fits("tails", tails, (len(tails), width - 1, num_channels))
-    _fits("out", out, (len(sources), num_channels))
+    _fits("tails", tails, (tails.shape[0], width - 1, num_channels))
+    _fits("out", out, (sources.shape[0], num_channels))
     if bias is not None:
         _fits("bias", bias, (num_channels,))
-    tables = (
-        ("sources", sources, (len(sources), width)),
-        ("write_sources", write_sources, (len(write_slots), width - 1)),
-        ("write_slots", write_slots, (len(write_slots),)),
-    )
-    for name, table, shape in tables:
-        _fits(name, table, shape)
+    _fits("sources", sources, (sources.shape[0], width))
+    _fits("write_sources", write_sources, (write_slots.shape[0], width - 1))
+    _fits("write_slots", write_slots, write_slots.shape[:1])
+    for name, table in (("sources", sources), ("write_sources", write_sources), ("write_slots", write_slots)):
         if table.dtype != torch.int32 or not table.is_contiguous():
             raise ConvError(f"{name} is {table.dtype}; it must be contiguous int32.")
     if not tails.is_contiguous():
         raise ConvError("tails must be contiguous.")
-    if any(tensor.shape[-1] > 1 and tensor.stride(-1) != 1 for tensor in (x, out)):
+    if num_channels > 1 and (x.stride(-1) != 1 or out.stride(-1) != 1):
         raise ConvError("x and out must have their channels side by side; call .contiguous() first.")
 
 
 def _fits(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise ConvError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}.")

@@ -76,7 +76,7 @@ def lift(
     check_chunks(chunks)
     dtype, precision = state_dtype(k, v, g), precision or default_precision(k.dtype)
     if out is None:
-        out = Maps.empty(len(chunks), v.shape[1], k.shape[2], v.shape[2], v, dtype)
+        out = Maps.empty(chunks.shape[0], v.shape[1], k.shape[2], v.shape[2], v, dtype)
     check_maps(out, chunks, v, k.shape[2], dtype)
     config = config or lift_config(chunks.shape[1], k.shape[2], v.shape[2])
     variant = LiftVariant(Kind.of(k, v, rule), chunks.shape[1], precision, config)
@@ -84,7 +84,7 @@ def lift(
         from hypic_kernels.decay import triton as kernel
 
         kernel.lift(k, v, g, chunks, rule, out, precision, config).run()
-    elif len(chunks):
+    elif chunks.shape[0]:
         for target, result in zip(out, reference.lift(k, v, g, chunks, rule), strict=True):
             target.copy_(result)
     return out
@@ -114,7 +114,7 @@ def read(
     """
     check_tokens(q, k, v, g, rule)
     check_chunks(chunks)
-    check_states(states, len(chunks), v, k.shape[2])
+    check_states(states, chunks.shape[0], v, k.shape[2])
     fits("out", out, tuple(v.shape))
     dtype, precision = state_dtype(q, k, v, g, states), precision or default_precision(k.dtype)
     config = config or read_config(chunks.shape[1], k.shape[2], v.shape[2])
@@ -153,7 +153,7 @@ def step(
     check_tokens(q, k, v, g, rule)
     check_states(states, 0, v, k.shape[2])
     for name, slots in (("read_slots", read_slots), ("write_slots", write_slots)):
-        check_integers(name, slots, (len(v),))
+        check_integers(name, slots, (v.shape[0],))
     dtype = state_dtype(q, k, v, g, states)
     out = torch.empty(v.shape, dtype=dtype, device=v.device) if out is None else out
     fits("out", out, tuple(v.shape))

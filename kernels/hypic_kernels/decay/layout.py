@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from hypic_kernels.delta.layout import CHUNK_SIZES, default_precision, padded
@@ -65,6 +66,7 @@ def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]
     return list(dict.fromkeys(LiftConfig(*_within(key_dim, value_dim, shape)) for shape in shapes))
 
 
+@functools.cache
 def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:
     return lift_candidates(size, key_dim, value_dim)[0]
 
@@ -76,6 +78,7 @@ def read_candidates(size: int, key_dim: int, value_dim: int) -> list[ReadConfig]
     return list(dict.fromkeys(ReadConfig(*_within(key_dim, value_dim, shape)) for shape in shapes))
 
 
+@functools.cache
 def read_config(size: int, key_dim: int, value_dim: int) -> ReadConfig:
     return read_candidates(size, key_dim, value_dim)[0]
 
@@ -86,5 +89,6 @@ def step_candidates(key_dim: int, value_dim: int) -> list[StepConfig]:
     return list(dict.fromkeys(StepConfig(min(v, whole), warps) for v, warps in ((32, 4), (16, 4), (64, 8))))
 
 
+@functools.cache
 def step_config(key_dim: int, value_dim: int) -> StepConfig:
     return step_candidates(key_dim, value_dim)[0]

@@ -165,7 +165,7 @@ def lift(
     (num_chunks, size), num_heads, value_dim = chunks.shape, v.shape[1], v.shape[2]
     cos, sin, angle_token = _angles(rule, g)
     arguments = (
-        k, v, g, k if rule.k_weight is None else rule.k_weight, cos, sin, chunks, *out, len(k), num_heads,
+        k, v, g, k if rule.k_weight is None else rule.k_weight, cos, sin, chunks, *out, k.shape[0], num_heads,
         *k.stride()[:2], *v.stride()[:2], *g.stride(), angle_token, rule.eps,
     )  # fmt: skip
     constants = _constants(k, v, size, rule, precision, config)
@@ -190,7 +190,7 @@ def read(
     cos, sin, angle_token = _angles(rule, g)
     weights = [k if weight is None else weight for weight in (rule.q_weight, rule.k_weight)]
     arguments = (
-        q, k, v, g, *weights, cos, sin, chunks, states, out, len(k), num_heads, *q.stride()[:2], *k.stride()[:2],
+        q, k, v, g, *weights, cos, sin, chunks, states, out, k.shape[0], num_heads, *q.stride()[:2], *k.stride()[:2],
         *v.stride()[:2], *g.stride(), angle_token, *out.stride()[:2], rule.eps, rule.scale,
     )  # fmt: skip
     constants = _constants(k, v, size, rule, precision, config)

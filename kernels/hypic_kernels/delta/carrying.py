@@ -210,7 +210,7 @@ def settle(
     and end, and what ``writes`` says, places in ``kept`` and slots."""
     num_heads, key_dim, value_dim = kept.shape[1:]
     places, slots = writes
-    arguments = (kept, *transitions, ends, fold_slots, places, slots, states, len(fold_slots), num_heads)
+    arguments = (kept, *transitions, ends, fold_slots, places, slots, states, fold_slots.shape[0], num_heads)
     constants = {"K": key_dim, "V": value_dim, "BLOCK_K": padded(key_dim), "BLOCK": block, "INNER": inner}
-    grid = ((len(fold_slots) + len(places)) * num_heads, -(-value_dim // block))
+    grid = ((fold_slots.shape[0] + places.shape[0]) * num_heads, -(-value_dim // block))
     return Launch(_settle, grid, arguments, constants, 4)

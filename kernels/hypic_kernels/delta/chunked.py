@@ -12,17 +12,19 @@ running sums, which one of less than some -1000 in a chunk would blur.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hypic_kernels.delta import outputs as launched
+from hypic_kernels.delta.outputs import Plain, plain_of
 from hypic_kernels.delta.rule import GatedNorm, Rule
 from hypic_kernels.rows import CHUNK, Rows
 
@@ -37,12 +39,13 @@ _LOG2_E = 1 / math.log(2)
 
 
 class Pieces(NamedTuple):
-    """fla's functions, by what they give."""
+    """fla's functions, by what they give, and the kernel of the last, if it can be launched as it is."""
 
     sums: Callable[..., Tensor]
     w_u: Callable[..., tuple[Tensor, Tensor, Tensor]]
     states: Callable[..., tuple[Tensor, Tensor | None, Tensor]]
     outputs: Callable[..., Tensor]
+    plain: Plain | None = None
 
 
 @functools.cache
@@ -52,7 +55,7 @@ def pieces() -> Pieces | None:
         return None
     try:
         from fla.ops.common.chunk_delta_h import chunk_gated_delta_rule_fwd_h
-        from fla.ops.common.chunk_o import chunk_fwd_o
+        from fla.ops.common.chunk_o import chunk_fwd_kernel_o, chunk_fwd_o
         from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
         from fla.ops.utils import chunk_local_cumsum
     except ImportError:
@@ -64,8 +67,8 @@ def pieces() -> Pieces | None:
         {"initial_state", "chunk_size", "save_new_value", "chunk_indices", "chunk_offsets"},
         {"scale", "chunk_size", "chunk_indices"},
     )
-    is_known = all(names <= _parameters(piece) for piece, names in zip(found, taken, strict=True))
-    return found if is_known and _pin_all() else None
+    is_known = all(names <= _parameters(piece) for piece, names in zip(found[:4], taken, strict=True))
+    return found._replace(plain=plain_of(chunk_fwd_kernel_o)) if is_known and _pin_all() else None
 
 
 def _pin_all() -> bool:
@@ -125,11 +128,15 @@ def gathered(q: Tensor, k: Tensor, g: Tensor, beta: Tensor, rows: Rows, rule: Ru
     """By this package's kernel; ``g`` becomes the logarithm of the decay."""
     from hypic_kernels.delta import gathering
 
-    size = len(rows.tokens)
-    heads = q.new_empty((2, size, *q.shape[1:]))
-    gates = g.new_empty((2, size, g.shape[1]), dtype=torch.float32)
-    gathering.gather_all((q, k, g, beta), rows.tokens, rule, (heads[0], heads[1], gates[0], gates[1])).run()
-    return Gathered(heads[:1], heads[1:], gates[:1], gates[1:])
+    size = rows.tokens.shape[0]
+    made = Gathered(
+        torch.empty((1, size, *q.shape[1:]), dtype=q.dtype, device=q.device),
+        torch.empty((1, size, *q.shape[1:]), dtype=q.dtype, device=q.device),
+        torch.empty((1, size, g.shape[1]), dtype=torch.float32, device=g.device),
+        torch.empty((1, size, g.shape[1]), dtype=torch.float32, device=g.device),
+    )
+    gathering.gather_all((q, k, g, beta), rows.tokens, rule, made).run()
+    return made
 
 
 class Chunked(NamedTuple):
@@ -144,7 +151,7 @@ def chunked(x: Gathered, v: Tensor, rows: Rows) -> Chunked:
     """By this package's kernel, of ``v [N, Hv, V]`` where it lies."""
     from hypic_kernels.delta import solving
 
-    size, (num_heads, value_dim) = len(rows.tokens), v.shape[1:]
+    size, (num_heads, value_dim) = rows.tokens.shape[0], v.shape[1:]
     made = Chunked(
         torch.empty_like(x.g),
         x.k.new_empty((1, size, num_heads, x.k.shape[3])),
@@ -158,7 +165,7 @@ def chunked_by_fla(x: Gathered, v: Tensor, rows: Rows) -> Chunked:
     """The same by fla, which wants v in the order of rows: what ``run_bench`` compares with."""
     from hypic_kernels.delta import gathering
 
-    known, values = _known(), v.new_empty((1, len(rows.tokens), *v.shape[1:]))
+    known, values = _known(), v.new_empty((1, rows.tokens.shape[0], *v.shape[1:]))
     gathering.gather(v, rows.tokens, values, None).run()
     where = {"cu_seqlens": rows.cu_seqlens, "chunk_indices": rows.chunk_indices, "chunk_size": CHUNK}
     g = known.sums(x.g, scale=_LOG2_E, **where)
@@ -189,7 +196,7 @@ def walked(x: Gathered, made: Chunked, rows: Rows, initial: Slotted, into: Slott
 
     num_heads, key_dim, value_dim = *made.w.shape[2:], made.u.shape[3]
     sizes = (num_heads, key_dim, value_dim)
-    before, values = x.k.new_empty((1, len(rows.chunk_indices), *sizes)), torch.empty_like(made.u)
+    before, values = x.k.new_empty((1, rows.chunk_indices.shape[0], *sizes)), torch.empty_like(made.u)
     kept = initial[0].new_empty((rows.num_marks + rows.num_rows, *sizes), dtype=torch.float32)
     if into is None:
         slots = torch.arange(rows.num_folds, dtype=torch.int32, device=kept.device)
@@ -215,8 +222,11 @@ def walked_by_fla(x: Gathered, made: Chunked, rows: Rows, initial: Slotted) -> W
 
 def outputs(x: Gathered, made: Chunked, rows: Rows, states: Tensor, values: Tensor, scale: float) -> Tensor:
     """``[1, n, Hv, V]`` in the order of rows, without the norm."""
+    known = _known()
+    if known.plain is not None:
+        return launched.outputs(known.plain, x.q, x.k, values, made.g, states, rows, scale)
     where = {"cu_seqlens": rows.cu_seqlens, "chunk_indices": rows.chunk_indices, "chunk_size": CHUNK}
-    return _known().outputs(q=x.q, k=x.k, v=values, h=states, g=made.g, scale=scale, **where)
+    return known.outputs(q=x.q, k=x.k, v=values, h=states, g=made.g, scale=scale, **where)
 
 
 def run(
@@ -235,13 +245,19 @@ def run(
     """The twin of ``reference.run`` and ``reference.normed``, into the rows of ``out`` that ``rows`` names."""
     from hypic_kernels.delta import gathering
 
-    with torch.cuda.device(q.device) if q.is_cuda else contextlib.nullcontext():
+    with _on(q):
         x = gathered(q, k, g, beta, rows, rule)
         made = chunked(x, v, rows)
         found = walked(x, made, rows, initial, into)
         outputs_of = outputs(x, made, rows, found.states, found.values, rule.scale)
         gathering.scatter(outputs_of, rows.tokens, norm, out).run()
         return found.kept, found.transitions
+
+
+def _on(x: Tensor) -> AbstractContextManager[Any]:
+    """fla launches on the current device; mostly that is the one."""
+    is_there = not x.is_cuda or x.get_device() == torch.cuda.current_device()
+    return nullcontext() if is_there else torch.cuda.device(x.device)
 
 
 def _known() -> Pieces:

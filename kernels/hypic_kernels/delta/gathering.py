@@ -154,9 +154,9 @@ def _scatter(
 def gather(x: Tensor, tokens: Tensor, out: Tensor, eps: float | None) -> Launch:
     """``out[i] = x[tokens[i]]``, of ``x [N, H, D]``; normalised over the head where there is an ``eps``."""
     num_heads, size = x.shape[1:]
-    arguments = (x, tokens, out, len(tokens), num_heads, *x.stride()[:2], eps or 0.0)
+    arguments = (x, tokens, out, tokens.shape[0], num_heads, *x.stride()[:2], eps or 0.0)
     constants = {"D": size, "NORMALISE": eps is not None, "ROWS": ROWS, "BLOCK": padded(size)}
-    return Launch(_gather, (-(-len(tokens) // ROWS) * num_heads,), arguments, constants, 4)
+    return Launch(_gather, (-(-tokens.shape[0] // ROWS) * num_heads,), arguments, constants, 4)
 
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -166,7 +166,7 @@ def gather_all(tensors: Four, tokens: Tensor, rule: Rule, out: Four) -> Launch:
     """``q, k [N, Hk, K]`` and ``g, beta [N, H]`` in the order of ``tokens``, q and k normalised if the rule says so,
     gates as logarithms of decays and as strengths in float32; zeros where there is no token."""
     q, k, g, beta = tensors
-    (num_heads, size), is_raw, n = q.shape[1:], rule.A_log is not None, len(tokens)
+    (num_heads, size), is_raw, n = q.shape[1:], rule.A_log is not None, tokens.shape[0]
     raw = (rule.A_log, rule.dt_bias) if is_raw else (out[2], out[2])
     blocks = -(-n // ROWS)
     arguments = (
@@ -185,6 +185,6 @@ def scatter(x: Tensor, tokens: Tensor, norm: GatedNorm | None, out: Tensor) -> L
     are."""
     num_heads, size = out.shape[1:]
     z, weight, eps = (out, out, 0.0) if norm is None else (norm.z, norm.weight, norm.eps)
-    arguments = (x, tokens, out, z, weight, len(tokens), num_heads, *out.stride()[:2], *z.stride()[:2], eps)
+    arguments = (x, tokens, out, z, weight, tokens.shape[0], num_heads, *out.stride()[:2], *z.stride()[:2], eps)
     constants = {"V": size, "NORM": norm is not None, "ROWS": ROWS, "BLOCK": padded(size)}
-    return Launch(_scatter, (-(-len(tokens) // ROWS) * num_heads,), arguments, constants, 4)
+    return Launch(_scatter, (-(-tokens.shape[0] // ROWS) * num_heads,), arguments, constants, 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ SMALLEST_TILE = 16
 """The least extent of a matrix product's operands."""
 
 
+@functools.cache
 def padded(size: int) -> int:
     """The power of two that a tile of ``size`` rows or columns takes."""
     return max(SMALLEST_TILE, 1 << (size - 1).bit_length())
@@ -64,6 +66,7 @@ class CarryConfig(NamedTuple):
     num_stages: int
 
 
+@functools.cache
 def carry_config(key_dim: int) -> CarryConfig:
     """As near to what fla's measurements chose for its walk as lets two programs run on a multiprocessor; wide heads
     have no room for a second stage on every chip. Not measured: ``bench`` times the others."""
@@ -106,6 +109,7 @@ def lift_candidates(size: int, key_dim: int, value_dim: int) -> list[LiftConfig]
     return list(dict.fromkeys(LiftConfig(*shape) for shape in shapes))
 
 
+@functools.cache
 def lift_config(size: int, key_dim: int, value_dim: int) -> LiftConfig:
     return lift_candidates(size, key_dim, value_dim)[0]
 
@@ -123,6 +127,7 @@ def read_candidates(size: int, key_dim: int, value_dim: int, has_norm: bool) -> 
     return list(dict.fromkeys(ReadConfig(rows, width, *rest) for rows, *rest in kinds for width in widths))
 
 
+@functools.cache
 def read_config(size: int, key_dim: int, value_dim: int, has_norm: bool) -> ReadConfig:
     return read_candidates(size, key_dim, value_dim, has_norm)[0]
 
@@ -136,6 +141,7 @@ def step_candidates(key_dim: int, value_dim: int) -> list[StepConfig]:
     return list(dict.fromkeys(found))
 
 
+@functools.cache
 def step_config(key_dim: int, value_dim: int) -> StepConfig:
     return step_candidates(key_dim, value_dim)[0]
 
@@ -156,6 +162,7 @@ def scan_precision(dtype: torch.dtype) -> ScanPrecision:
     return "bf16x3" if dtype == torch.bfloat16 else "bf16x6"
 
 
+@functools.cache
 def scan_fits(size: int, key_dim: int, config: ScanConfig, precision: ScanPrecision, room: int) -> bool:
     """Whether there is a kernel, and a program fits into ``room`` bytes of shared memory."""
     bytes_per_number = {"bf16x3": 4, "bf16x6": 6}.get(precision, 8)
@@ -169,5 +176,6 @@ def scan_candidates(key_dim: int, value_dim: int) -> list[ScanConfig]:
     return list(dict.fromkeys(ScanConfig(min(block, width), warps) for block in (32, 64, 16)))
 
 
+@functools.cache
 def scan_config(key_dim: int, value_dim: int) -> ScanConfig:
     return scan_candidates(key_dim, value_dim)[0]

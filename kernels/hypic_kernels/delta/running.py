@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -18,6 +19,8 @@ from hypic_kernels.trust import is_trusted
 
 RunBackend = Literal["auto", "fla", "reference"]
 INSTEAD = "Long rows are run by this package's own kernels, or by the reference."
+# Each is made once: all layers of a kind ask with the same.
+_run_variant = functools.cache(RunVariant)
 
 
 def run(
@@ -57,7 +60,7 @@ def run(
     check_tokens(q, k, v, g, beta, rule)
     check_rows(rows, initial, k, v, slots)
     check_into(into, rows, v, k)
-    fits("out", out, tuple(v.shape))
+    fits("out", out, v.shape)
     check_norm(norm, out)
     variant = _variant(q, v, rule, norm)
     if backend == "fla" and not _could_run(variant):
@@ -111,13 +114,13 @@ def runs_here(
     That compiles fla's kernels for these sizes, which takes some seconds at the first start.
     """
     known = torch.empty(0, device=device).device  # "cuda" has a number
-    variant = RunVariant(known, dtype, num_k_heads, num_v_heads, key_dim, value_dim, True, True)
+    variant = _run_variant(known, dtype, num_k_heads, num_v_heads, key_dim, value_dim, True, True)
     return _could_run(variant) and is_trusted(variant, INSTEAD)
 
 
 def _variant(q: Tensor, v: Tensor, rule: Rule, norm: GatedNorm | None) -> RunVariant:
     sizes = q.shape[1], v.shape[1], q.shape[2], v.shape[2]
-    return RunVariant(v.device, v.dtype, *sizes, rule.A_log is not None, norm is not None)
+    return _run_variant(v.device, v.dtype, *sizes, rule.A_log is not None, norm is not None)
 
 
 def _could_run(variant: RunVariant) -> bool:

@@ -6,6 +6,8 @@ tokens; here only stored maps are dense, and no state but the wanted ones is wri
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -24,6 +26,10 @@ from hypic_kernels.delta.layout import (
 from hypic_kernels.delta.rule import GatedNorm, Rule, ScanPrecision, state_dtype
 from hypic_kernels.delta.shapes import check_chunks, check_norm, check_scan, check_tokens, fits
 from hypic_kernels.trust import is_trusted
+
+# Each is made once: all layers of a kind ask with the same.
+_scan_variant = functools.cache(ScanVariant)
+_norm_variant = functools.cache(NormVariant)
 
 
 def scan(
@@ -126,7 +132,7 @@ def _variant(
     config: ScanConfig,
 ) -> ScanVariant:
     _, num_heads, key_dim, value_dim = states.shape
-    return ScanVariant(
+    return _scan_variant(
         states.device, dtype, out_dtype, tuple(x.dtype for x in stored or ()), states.dtype, chunks.shape[1],
         num_heads // num_k_heads, key_dim, value_dim, rule.A_log is not None, precision, config,
     )  # fmt: skip
@@ -144,10 +150,10 @@ def gated_norm(x: Tensor, norm: GatedNorm, out: Tensor, *, backend: Backend = "a
     Raises:
         DeltaError: shapes do not fit, or numbers of a head do not lie side by side.
     """
-    fits("x", x, tuple(out.shape))
-    fits("out", out, tuple(out.shape))
+    fits("x", x, out.shape)
+    fits("out", out, out.shape)
     check_norm(norm, out)
-    variant = NormVariant(x.device, x.dtype, norm.z.dtype, out.dtype, x.shape[2])
+    variant = _norm_variant(x.device, x.dtype, norm.z.dtype, out.dtype, x.shape[2])
     if takes_kernel(backend, state_dtype(x), (x, norm.z, out)) and (backend == "triton" or is_trusted(variant)):
         from hypic_kernels.delta import scanning as kernel
 

@@ -390,7 +390,7 @@ def scan(
     arguments = (
         chains.cu_elements, chains.elements, initial, chains.initial_index, before, final,
         chains.initial_index if final_slots is None else final_slots, q, k, v, solved, chunks, transitions, end_states,
-        out, len(q), num_heads, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
+        out, q.shape[0], num_heads, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
     )  # fmt: skip
     constants = {
         "GROUP": num_heads // k.shape[1], "K": key_dim, "V": value_dim, "C": chunks.shape[1],

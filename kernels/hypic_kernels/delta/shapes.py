@@ -13,7 +13,7 @@ from hypic_kernels.rows import Rows
 
 def fits(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
     """The last axis must lie side by side; other axes may have any stride."""
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise DeltaError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}.")
     if dtype is not None and tensor.dtype != dtype:
         raise DeltaError(f"{name} is {tensor.dtype}; it must be {dtype}.")
@@ -27,26 +27,26 @@ def check_tokens(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, rule:
     num_tokens, num_heads, _ = v.shape
     if num_heads % k.shape[1]:
         raise DeltaError(f"{num_heads} value heads cannot share {k.shape[1]} key heads evenly.")
-    fits("q", q, tuple(k.shape), k.dtype)
+    fits("q", q, k.shape, k.dtype)
     fits("k", k, (num_tokens, *k.shape[1:]), v.dtype)
-    fits("v", v, tuple(v.shape))
+    fits("v", v, v.shape)
     for name, tensor in (("g", g), ("beta", beta)):
-        if tuple(tensor.shape) != (num_tokens, num_heads):
+        if tensor.shape != (num_tokens, num_heads):
             raise DeltaError(f"{name} has shape {list(tensor.shape)}; it must be {[num_tokens, num_heads]}.")
-    for name, weight in (("A_log", rule.A_log), ("dt_bias", rule.dt_bias)):
-        if weight is not None:
-            fits(f"rule.{name}", weight, (num_heads,))
+    if rule.A_log is not None and rule.dt_bias is not None:
+        fits("rule.A_log", rule.A_log, (num_heads,))
+        fits("rule.dt_bias", rule.dt_bias, (num_heads,))
 
 
 def check_integers(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != torch.int32 or not tensor.is_contiguous():
+    if tensor.shape != shape or tensor.dtype != torch.int32 or not tensor.is_contiguous():
         raise DeltaError(f"{name} is {tensor.dtype} {list(tensor.shape)}; it must be contiguous int32 {list(shape)}.")
 
 
 def check_chunks(chunks: Tensor) -> None:
     if chunks.ndim != 2 or chunks.shape[1] not in CHUNK_SIZES:
         raise DeltaError(f"chunks has shape {list(chunks.shape)}; it must be [M, C] with C one of {CHUNK_SIZES}.")
-    check_integers("chunks", chunks, tuple(chunks.shape))
+    check_integers("chunks", chunks, chunks.shape)
 
 
 def check_maps(maps: Maps, chunks: Tensor, num_heads: int, key_dim: int, value_dim: int, dtype: torch.dtype) -> None:
@@ -65,8 +65,8 @@ def check_out(
     num_heads, key_dim, value_dim = query.shape[1], query.shape[-1], offset.shape[-1]
     fits("query", query, (num_chunks, num_heads, size, key_dim))
     fits("offset", offset, (num_chunks, num_heads, size, value_dim), query.dtype)
-    fits("out", out, (len(out), num_heads, value_dim))
-    rows = num_chunks if places is None else len(states)
+    fits("out", out, (out.shape[0], num_heads, value_dim))
+    rows = num_chunks if places is None else states.shape[0]
     fits("states", states[:rows], (rows, num_heads, key_dim, value_dim))
     for name, tensor in (("query", query), ("offset", offset), ("states", states)):
         if not tensor.is_contiguous():
@@ -77,13 +77,13 @@ def check_out(
 
 def check_norm(norm: GatedNorm | None, out: Tensor) -> None:
     if norm is not None:
-        fits("norm.z", norm.z, tuple(out.shape))
+        fits("norm.z", norm.z, out.shape)
         fits("norm.weight", norm.weight, (out.shape[-1],))
 
 
 def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_slots: Tensor) -> None:
     num_tokens, num_heads, value_dim = v.shape
-    fits("states", states, (len(states), num_heads, k.shape[2], value_dim))
+    fits("states", states, (states.shape[0], num_heads, k.shape[2], value_dim))
     if not states.is_contiguous():
         raise DeltaError("states must be contiguous.")
     check_integers("read_slots", read_slots, (num_tokens,))
@@ -91,16 +91,9 @@ def check_pool(states: Tensor, v: Tensor, k: Tensor, read_slots: Tensor, write_s
 
 
 def check_rows(rows: Rows, initial: Tensor, k: Tensor, v: Tensor, slots: Tensor | None) -> None:
-    num_chunks = len(rows.chunk_indices)
-    check_integers("rows.tokens", rows.tokens, (len(rows.tokens),))
-    check_integers("rows.cu_seqlens", rows.cu_seqlens, (rows.num_rows + 1,))
-    check_integers("rows.chunk_indices", rows.chunk_indices, (num_chunks, 2))
-    check_integers("rows.chunk_offsets", rows.chunk_offsets, (rows.num_rows + 1,))
-    check_integers("rows.folds", rows.folds, (rows.num_folds, 2))
-    check_integers("rows.marks", rows.marks, (num_chunks,))
-    if not 0 <= rows.num_marks <= num_chunks:
-        raise DeltaError(f"{rows.num_marks} states before chunks are wanted; there are {num_chunks} chunks.")
-    fits("initial", initial, (rows.num_rows if slots is None else len(initial), v.shape[1], k.shape[2], v.shape[2]))
+    if rows.fault is not None:
+        raise DeltaError(rows.fault)
+    fits("initial", initial, (rows.num_rows if slots is None else initial.shape[0], v.shape[1], k.shape[2], v.shape[2]))
     if not initial.is_contiguous():
         raise DeltaError("initial must be contiguous.")
     if slots is not None:
@@ -126,13 +119,13 @@ def check_scan(
     final_slots: Tensor | None,
 ) -> None:
     (num_tokens, num_heads, value_dim), key_dim = v.shape, k.shape[2]
-    num_finals = chains.num_chains if final_slots is None else len(final)
+    num_finals = chains.num_chains if final_slots is None else final.shape[0]
     rows = {"initial": chains.num_initial, "before": chains.num_outputs, "final": num_finals}
     for name, tensor in (("initial", initial), ("before", before), ("final", final)):
         _check_rows(name, tensor, rows[name], (num_heads, key_dim, value_dim))
     fits("out", out, (num_tokens, num_heads, value_dim))
-    if len(chunks) < chains.num_states[0]:
-        raise DeltaError(f"chains name chunk {chains.num_states[0] - 1}, but there are {len(chunks)}.")
+    if chunks.shape[0] < chains.num_states[0]:
+        raise DeltaError(f"chains name chunk {chains.num_states[0] - 1}, but there are {chunks.shape[0]}.")
     if stored is None and (chains.num_states[1] or chains.num_transitions[1]):
         raise DeltaError("chains name stored maps, and none are given.")
     for number, tensor in enumerate(stored or ()):
@@ -143,6 +136,6 @@ def check_scan(
 
 
 def _check_rows(name: str, tensor: Tensor, rows: int, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape[1:]) != shape or len(tensor) < rows or not tensor.is_contiguous():
+    if tensor.shape[1:] != shape or tensor.shape[0] < rows or not tensor.is_contiguous():
         wanted = ", ".join(map(str, shape))
         raise DeltaError(f"{name} is {list(tensor.shape)}; it must be contiguous [at least {rows}, {wanted}].")

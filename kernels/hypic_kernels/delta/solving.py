@@ -152,7 +152,7 @@ def solve(
     """Of ``k [1, n, Hk, K]``, ``g, beta [1, n, Hv]`` in the order of rows, and ``v [N, Hv, V]`` where it lies, into
     ``sums [1, n, Hv]`` (to base 2), ``w [1, n, Hv, K]`` and ``u [1, n, Hv, V]``; ``inner``: products of the solve."""
     num_heads, value_dim = v.shape[1:]
-    key_dim, num_chunks = k.shape[3], len(rows.chunk_indices)
+    key_dim, num_chunks = k.shape[3], rows.chunk_indices.shape[0]
     arguments = (
         k, v, g, beta, rows.tokens, rows.cu_seqlens, rows.chunk_indices, sums, w, u, num_chunks, num_heads,
         *v.stride()[:2], LOG2_E,

@@ -371,7 +371,7 @@ def lift(
         _multiply,
         (num_programs * num_blocks,),
         (
-            q, k, v, chunks, solved, *out, len(q), num_heads, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            q, k, v, chunks, solved, *out, q.shape[0], num_heads, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
         ),
         {**shared, "V": value_dim, "ROWS": config.rows, "COLUMNS": config.columns},
         config.num_warps,
@@ -382,7 +382,7 @@ def lift(
 def solved_like(v: Tensor, chunks: Tensor) -> Tensor:
     """Memory for what ``solve`` leaves: two ``[C, C]`` matrices and three numbers per token, by chunk and head."""
     size = chunks.shape[1]
-    return torch.empty(len(chunks) * v.shape[1], 2 * size * size + 3 * size, device=v.device)
+    return torch.empty(chunks.shape[0] * v.shape[1], 2 * size * size + 3 * size, device=v.device)
 
 
 def solve(
@@ -401,9 +401,9 @@ def solve(
     half = max(16, size // 2)
     return Launch(
         _solve,
-        (len(solved),),
+        (solved.shape[0],),
         (
-            q, k, g, beta, rule.A_log, rule.dt_bias, chunks, solved, len(q), num_heads, *q.stride()[:2],
+            q, k, g, beta, rule.A_log, rule.dt_bias, chunks, solved, q.shape[0], num_heads, *q.stride()[:2],
             *k.stride()[:2], *g.stride(), *beta.stride(), rule.scale, rule.eps, rule.beta_scale,
         ),
         {

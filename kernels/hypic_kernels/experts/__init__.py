@@ -55,7 +55,7 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
     Raises:
         ExpertsError: shapes or types do not fit.
     """
-    if chosen.ndim != 2 or len(chosen) != len(x) or chosen.dtype != torch.int32 or x.stride(-1) != 1:
+    if chosen.ndim != 2 or chosen.shape[0] != x.shape[0] or chosen.dtype != torch.int32 or x.stride(-1) != 1:
         about = f"{list(chosen.shape)} {chosen.dtype}"
         raise ExpertsError(f"chosen is {about}; it must be int32, with a row for each of the rows of {list(x.shape)}.")
     if not takes_kernel(backend, (x,), Variant(x.device, x.dtype, chosen.shape[1])):
@@ -65,10 +65,10 @@ def scatter(x: Tensor, chosen: Tensor, num_experts: int, *, backend: Backend = "
     rows = torch.empty((chosen.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
     places = torch.empty_like(chosen, memory_format=torch.contiguous_format)
     # Ends and counts are one tensor, so that one launch clears both.
-    both = torch.zeros((2, num_experts), dtype=torch.int32, device=x.device)
-    for launch in kernel.scatter(x, chosen.contiguous(), rows, places, both[0], both[1]):
+    counts, ends = torch.zeros((2, num_experts), dtype=torch.int32, device=x.device).unbind(0)
+    for launch in kernel.scatter(x, chosen.contiguous(), rows, places, counts, ends):
         launch.run()
-    return Scattered(rows, places, both[1])
+    return Scattered(rows, places, ends)
 
 
 def order(chosen: Tensor, num_experts: int, *, backend: Backend = "auto") -> Ordered:
@@ -143,7 +143,7 @@ def multiplies(x: Tensor, up_weight: Tensor, down_weight: Tensor, *, is_gated: b
 
 def multiplies_many(rows: Tensor, down_weight: Tensor) -> bool:
     """Whether ``down`` of so many rows is a kernel here that torch's grouped product does not beat."""
-    if not is_many(len(rows), len(down_weight), "none", rows.dtype, _room(rows.device)):
+    if not is_many(rows.shape[0], down_weight.shape[0], "none", rows.dtype, _room(rows.device)):
         return False
     return may_take_kernel((rows, down_weight)) and _layout("auto", rows, down_weight, None, "none") is not None
 
@@ -177,7 +177,7 @@ def _product_variant(
 
 def _layout(backend: Backend, x: Tensor, weight: Tensor, tokens: Tensor | None, kind: Kind) -> Layout | None:
     """How the kernel is laid out; ``None`` where the reference is taken."""
-    layout = choose(len(x) if tokens is None else len(tokens), len(weight), kind, x.dtype, _room(x.device))
+    layout = choose(x.shape[0] if tokens is None else tokens.shape[0], weight.shape[0], kind, x.dtype, _room(x.device))
     variant = _product_variant(x.device, x.dtype, kind, tokens is not None, x.shape[1], layout)
     is_kernel = _are_readable(x, weight) and takes_kernel(backend, (x, weight), variant)
     return layout if is_kernel else None
@@ -192,7 +192,7 @@ def _product(x: Tensor, weight: Tensor, ends: Tensor, tokens: Tensor | None, kin
     from hypic_kernels.experts import products
 
     num_columns = weight.shape[1] // 2 if kind == "silu" else weight.shape[1]
-    out = x.new_empty((len(x) if tokens is None else len(tokens), num_columns))
+    out = x.new_empty((x.shape[0] if tokens is None else tokens.shape[0], num_columns))
     products.multiply(x, weight, ends, tokens, kind, out, layout).run()
     return out
 
@@ -233,7 +233,7 @@ def combine(
         return reference.combine(rows, places, weights, shared, x, gate, residual)
     from hypic_kernels.experts import triton as kernel
 
-    out = torch.empty((len(places), rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    out = torch.empty((places.shape[0], rows.shape[1]), dtype=rows.dtype, device=rows.device)
     kernel.combine(rows, places, weights.contiguous(), shared, x, gate, out, residual).run()
     return out
 
@@ -247,16 +247,16 @@ def _check_combine(
     gate: Tensor | None,
     residual: Tensor | None,
 ) -> None:
-    num_tokens, width = len(places), rows.shape[1]
-    if places.shape != weights.shape or places.numel() != len(rows) or places.dtype != torch.int32:
+    num_tokens, width = places.shape[0], rows.shape[1]
+    if places.shape != weights.shape or places.numel() != rows.shape[0] or places.dtype != torch.int32:
         raise ExpertsError(
             f"places {list(places.shape)} {places.dtype} and weights {list(weights.shape)} must be of one shape, int32 "
-            f"places of all of {len(rows)} rows."
+            f"places of all of {rows.shape[0]} rows."
         )
     for name, rows_of in (("shared", shared), ("residual", residual)):
         if rows_of is not None and tuple(rows_of.shape) != (num_tokens, width):
             raise ExpertsError(f"{name} has shape {list(rows_of.shape)}; it must be {[num_tokens, width]}.")
     if residual is not None and residual.dtype != rows.dtype:
         raise ExpertsError(f"residual is {residual.dtype} and rows are {rows.dtype}; they must be of one type.")
-    if gate is not None and (x is None or shared is None or tuple(x.shape) != (num_tokens, len(gate))):
+    if gate is not None and (x is None or shared is None or tuple(x.shape) != (num_tokens, gate.shape[0])):
         raise ExpertsError("a gate takes a shared expert and one row of inputs of its width a token.")

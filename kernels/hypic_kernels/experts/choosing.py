@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,8 @@ from hypic_kernels.experts.backend import Backend, ExpertsError, takes_kernel
 from hypic_kernels.experts.check import GroupsVariant, Variant
 
 MOST_EXPERTS = 1024
+# Each is made once: all layers of a kind ask with the same.
+_variant = functools.cache(Variant)
 
 
 def route(logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Backend = "auto") -> tuple[Tensor, Tensor]:
@@ -23,12 +27,12 @@ def route(logits: Tensor, top_k: int, *, renormalise: bool = True, backend: Back
     """
     if logits.ndim != 2 or not 0 < top_k <= logits.shape[1] <= MOST_EXPERTS:
         raise ExpertsError(f"{top_k} of logits {list(logits.shape)} cannot be chosen; up to {MOST_EXPERTS} experts.")
-    if not takes_kernel(backend, (logits,), Variant(logits.device, logits.dtype, top_k)):
+    if not takes_kernel(backend, (logits,), _variant(logits.device, logits.dtype, top_k)):
         return reference.route(logits, top_k, renormalise)
     from hypic_kernels.experts import triton as kernel
 
-    weights = torch.empty((len(logits), top_k), dtype=torch.float32, device=logits.device)
-    chosen = torch.empty((len(logits), top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
+    chosen = torch.empty((logits.shape[0], top_k), dtype=torch.int32, device=logits.device)
     kernel.route(logits.contiguous(), weights, chosen, renormalise).run()
     return weights, chosen
 
@@ -60,8 +64,8 @@ def route_groups(
         return reference.route_groups(logits, bias, top_k, num_groups, top_groups, scale, renormalise)
     from hypic_kernels.experts import routing as kernel
 
-    weights = torch.empty((len(logits), top_k), dtype=torch.float32, device=logits.device)
-    chosen = torch.empty((len(logits), top_k), dtype=torch.int32, device=logits.device)
+    weights = torch.empty((logits.shape[0], top_k), dtype=torch.float32, device=logits.device)
+    chosen = torch.empty((logits.shape[0], top_k), dtype=torch.int32, device=logits.device)
     how = (num_groups, top_groups, scale, renormalise)
     kernel.route_groups(logits.contiguous(), bias, *how, weights, chosen).run()
     return weights, chosen

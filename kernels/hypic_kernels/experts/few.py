@@ -41,7 +41,7 @@ def takes_few(
 ) -> bool:
     """Whether ``answer`` of ``x [N, D]`` is a kernel here; the first call for a type and widths checks it."""
     tensors = (into, back, *(() if shared is None else (each for each in shared if each is not None)))
-    if not is_few(len(x)) or len(into) > MOST_EXPERTS or not may_take_kernel((x, *tensors)):
+    if not is_few(x.shape[0]) or into.shape[0] > MOST_EXPERTS or not may_take_kernel((x, *tensors)):
         return False
     if not all(each.is_contiguous() and each.dtype == x.dtype for each in tensors):
         return False
@@ -88,10 +88,10 @@ def _by_kernel(
     from hypic_kernels.experts import pairs as kernel
 
     made = made_for(x, into, routed, shared, is_gated)
-    first, second = choose_few(len(x), x.dtype)
+    first, second = choose_few(x.shape[0], x.dtype)
     logits, renormalise = (routed.logits, routed.renormalise) if isinstance(routed, Scores) else (None, False)
     kernel.into(x, logits, *made[:2], into, shared, "silu" if is_gated else "relu2", *made[2:], first).run()
-    out = x.new_empty((len(x), back.shape[1]))
+    out = x.new_empty((x.shape[0], back.shape[1]))
     kernel.back(made.hidden, *made[:2], back, shared, made.factors, renormalise, residual, out, second).run()
     return out
 
@@ -108,13 +108,13 @@ class Made(NamedTuple):
 def made_for(x: Tensor, into: Tensor, routed: Chosen | Scores, shared: Shared | None, is_gated: bool) -> Made:
     """Room for it; of experts that are chosen already, weights and numbers as they are."""
     if isinstance(routed, Scores):
-        weights = torch.empty((len(x), routed.top_k), dtype=torch.float32, device=x.device)
+        weights = torch.empty((x.shape[0], routed.top_k), dtype=torch.float32, device=x.device)
         experts = torch.empty(weights.shape, dtype=torch.int32, device=x.device)
     else:
         weights, experts = routed.weights.contiguous(), routed.experts.contiguous()
-    width = experts.shape[1] * (into.shape[1] // (2 if is_gated else 1)) + (0 if shared is None else len(shared.up))
-    factors = torch.empty(len(x), dtype=torch.float32, device=x.device)
-    return Made(weights, experts, factors, x.new_empty((len(x), width)))
+    width = experts.shape[1] * (into.shape[1] // (2 if is_gated else 1)) + (0 if shared is None else shared.up.shape[0])
+    factors = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    return Made(weights, experts, factors, x.new_empty((x.shape[0], width)))
 
 
 def _check(
@@ -126,7 +126,7 @@ def _check(
     residual: Tensor | None,
     is_gated: bool,
 ) -> None:
-    num_experts, halves = len(into), 2 if is_gated else 1
+    num_experts, halves = into.shape[0], 2 if is_gated else 1
     shapes = f"x {list(x.shape)}, into {list(into.shape)} and back {list(back.shape)}"
     if x.ndim != 2 or x.stride(-1) != 1 or into.ndim != 3 or into.shape[2] != x.shape[1] or into.shape[1] % halves:
         raise ExpertsError(f"{shapes} must be [N, D], [E, {halves} I, D] and [E, D, I], rows of x without gaps.")
@@ -143,20 +143,20 @@ def _check(
 
 def _check_routed(x: Tensor, num_experts: int, routed: Chosen | Scores) -> None:
     if isinstance(routed, Scores):
-        if tuple(routed.logits.shape) != (len(x), num_experts) or not 0 < routed.top_k <= num_experts:
+        if tuple(routed.logits.shape) != (x.shape[0], num_experts) or not 0 < routed.top_k <= num_experts:
             about = f"{routed.top_k} of logits {list(routed.logits.shape)}"
-            raise ExpertsError(f"{about} cannot be chosen for {len(x)} tokens of {num_experts} experts.")
+            raise ExpertsError(f"{about} cannot be chosen for {x.shape[0]} tokens of {num_experts} experts.")
         if num_experts > MOST_EXPERTS:
             raise ExpertsError(f"{num_experts} experts cannot be chosen from; up to {MOST_EXPERTS}.")
-    elif routed.weights.shape != routed.experts.shape or routed.experts.ndim != 2 or len(routed.experts) != len(x):
+    elif routed.weights.shape != routed.experts.shape or routed.experts.ndim != 2 or len(routed.experts) != x.shape[0]:
         about = f"weights {list(routed.weights.shape)} and experts {list(routed.experts.shape)}"
-        raise ExpertsError(f"{about} must be [N, k] of {len(x)} tokens.")
+        raise ExpertsError(f"{about} must be [N, k] of {x.shape[0]} tokens.")
     elif routed.experts.dtype != torch.int32:
         raise ExpertsError(f"experts are {routed.experts.dtype}; they must be int32.")
 
 
 def _check_shared(x: Tensor, shared: Shared) -> None:
-    width, inner = x.shape[1], len(shared.up)
+    width, inner = x.shape[1], shared.up.shape[0]
     wanted = [[inner, width], [inner, width], [width, inner], [width]]
     found = [each for each in shared if each is not None]
     if [list(each.shape) for each in found] != wanted[: len(found)]:

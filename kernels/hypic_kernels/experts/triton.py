@@ -184,29 +184,29 @@ def route(logits: Tensor, weights: Tensor, chosen: Tensor, renormalise: bool) ->
         "E": num_experts, "TOP_K": top_k, "SLOTS": _padded(top_k), "BLOCK": _padded(num_experts),
         "RENORMALISE": renormalise,
     }  # fmt: skip
-    return Launch(_route, (len(logits),), (logits, weights, chosen), constants, 1)
+    return Launch(_route, (logits.shape[0],), (logits, weights, chosen), constants, 1)
 
 
 def scatter(
     x: Tensor, chosen: Tensor, rows: Tensor, places: Tensor, counts: Tensor, ends: Tensor
 ) -> tuple[Launch, Launch]:
     """Two launches, one after the other; ``counts`` must be zero before the first."""
-    num, width, num_experts = chosen.numel(), x.shape[1], len(ends)
+    num, width, num_experts = chosen.numel(), x.shape[1], ends.shape[0]
     ranks = torch.empty_like(places)
     ranking = Launch(_rank, (-(-num // RANKS_AT_ONCE),), (chosen, ranks, counts, num), {"BLOCK": RANKS_AT_ONCE}, 4)
     constants = {
         "D": width, "E": num_experts, "TOP_K": chosen.shape[1], "BLOCK_E": _padded(num_experts),
         "BLOCK_D": min(2048, _padded(width)),
     }  # fmt: skip
-    copies = Launch(_scatter, (len(x),), (x, chosen, rows, ranks, places, counts, ends, x.stride(0)), constants, 4)
+    copies = Launch(_scatter, (x.shape[0],), (x, chosen, rows, ranks, places, counts, ends, x.stride(0)), constants, 4)
     return ranking, copies
 
 
 def order(chosen: Tensor, tokens: Tensor, places: Tensor, ends: Tensor) -> tuple[Launch, ...]:
     """One launch that compares every row with every other; where these are too many, numbers are scattered as rows."""
-    num, num_experts = chosen.numel(), len(ends)
+    num, num_experts = chosen.numel(), ends.shape[0]
     if num > MOST_COMPARED:
-        numbers = torch.arange(len(chosen), dtype=torch.int32, device=chosen.device)[:, None]
+        numbers = torch.arange(chosen.shape[0], dtype=torch.int32, device=chosen.device)[:, None]
         return scatter(numbers, chosen, tokens, places, torch.zeros_like(ends), ends)
     grid = (-(-num // ORDERED_AT_ONCE) + -(-num_experts // ORDERED_AT_ONCE),)
     arguments = (chosen, tokens, places, ends, num, num_experts)
@@ -224,7 +224,7 @@ def combine(
     out: Tensor,
     residual: Tensor | None = None,
 ) -> Launch:
-    width, gate_width = rows.shape[1], 0 if gate is None else len(gate)
+    width, gate_width = rows.shape[1], 0 if gate is None else gate.shape[0]
     is_gated = gate is not None and x is not None
     arguments = (
         rows, places, weights, rows if shared is None else shared, rows if x is None else x,
@@ -235,4 +235,4 @@ def combine(
         "D": width, "GATE_D": gate_width, "TOP_K": places.shape[1], "SHARED": shared is not None, "GATED": is_gated,
         "ADDS": residual is not None, "BLOCK_D": min(1024, _padded(width)), "BLOCK_G": _padded(max(gate_width, 2)),
     }  # fmt: skip
-    return Launch(_combine, (len(places),), arguments, constants, 4)
+    return Launch(_combine, (places.shape[0],), arguments, constants, 4)

@@ -38,7 +38,7 @@ class Normed(NamedTuple):
 
 def takes_product(x: Tensor, weight: Tensor) -> bool:
     """Whether ``product`` is a kernel here, and the better way; the first call for a size checks it."""
-    sizes = choose(len(x), weight.shape, x.dtype)
+    sizes = choose(x.shape[0], weight.shape, x.dtype)
     if sizes is None or not _may_take_kernel(x, weight):
         return False
     return is_trusted(ProductVariant(x.device, x.dtype, weight.shape[1], sizes))
@@ -55,14 +55,14 @@ def product(x: Tensor, weight: Tensor, *, backend: Backend = "auto") -> Tensor:
         return reference.product(x, weight)
     from hypic_kernels.matvec import triton as kernel
 
-    out = x.new_empty((len(x), len(weight)))
-    kernel.product(x, weight, out, choose(len(x), weight.shape, x.dtype) or widest(PRODUCTS, x.dtype)).run()
+    out = x.new_empty((x.shape[0], weight.shape[0]))
+    kernel.product(x, weight, out, choose(x.shape[0], weight.shape, x.dtype) or widest(PRODUCTS, x.dtype)).run()
     return out
 
 
 def takes_normed(x: Tensor, norm_weight: Tensor, weight: Tensor, *, adds: bool, is_zero_centred: bool) -> bool:
     """Whether ``normed_product`` is a kernel here, and the better way; the first call for a size checks it."""
-    sizes = choose_normed(len(x), weight.shape, x.dtype)
+    sizes = choose_normed(x.shape[0], weight.shape, x.dtype)
     if sizes is None or norm_weight.dtype not in STORAGE or not _may_take_kernel(x, weight):
         return False
     return is_trusted(
@@ -97,9 +97,9 @@ def normed_product(
         return Normed(*reference.normed_product(x, residual, norm_weight, weight, eps, is_zero_centred))
     from hypic_kernels.matvec import triton as kernel
 
-    made = x.new_empty((len(x), len(weight))), torch.empty_like(x, memory_format=torch.contiguous_format)
+    made = x.new_empty((x.shape[0], weight.shape[0])), torch.empty_like(x, memory_format=torch.contiguous_format)
     total = x if residual is None else torch.empty_like(made[1])
-    sizes = choose_normed(len(x), weight.shape, x.dtype) or widest(NORMED, x.dtype)
+    sizes = choose_normed(x.shape[0], weight.shape, x.dtype) or widest(NORMED, x.dtype)
     kernel.normed_product(x, residual, norm_weight, weight, eps, is_zero_centred, *made, total, sizes).run()
     return Normed(*made, total)
 

@@ -6,6 +6,7 @@ norms and rotates heads, ``gated_group_norm`` stands before an output projection
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -20,6 +21,10 @@ __all__ = ["Backend", "PointwiseError", "add_rms_norm", "gated_group_norm", "hea
 
 Backend = Literal["auto", "triton", "reference"]
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
+# Each is made once: all layers of a kind ask with the same.
+_norm_variant = functools.cache(NormVariant)
+_gate_variant = functools.cache(GateVariant)
+_silu_variant = functools.cache(SiluVariant)
 
 
 class PointwiseError(ValueError):
@@ -46,7 +51,7 @@ def add_rms_norm(
     _check(x, residual, "residual")
     if tuple(weight.shape) != tuple(x.shape[1:]) or not weight.is_contiguous():
         raise PointwiseError(f"weight has shape {list(weight.shape)}; it must be contiguous {list(x.shape[1:])}.")
-    variant = NormVariant(x.device, x.dtype, weight.dtype, x.shape[1], residual is not None, is_zero_centred)
+    variant = _norm_variant(x.device, x.dtype, weight.dtype, x.shape[1], residual is not None, is_zero_centred)
     if not _takes_kernel(backend, (x, weight) if residual is None else (x, residual, weight)) or not (
         backend == "triton" or is_trusted(variant)
     ):
@@ -66,7 +71,7 @@ def silu_mul(gate: Tensor, up: Tensor, *, backend: Backend = "auto") -> Tensor:
         PointwiseError: shapes or types differ, or rows do not lie side by side.
     """
     _check(gate, up, "up")
-    variant = SiluVariant(gate.device, gate.dtype, gate.shape[1])
+    variant = _silu_variant(gate.device, gate.dtype, gate.shape[1])
     if not _takes_kernel(backend, (gate, up)) or not (backend == "triton" or is_trusted(variant)):
         return reference.silu_mul(gate, up)
     from hypic_kernels.pointwise import triton as kernel
@@ -132,7 +137,7 @@ def gated_group_norm(
         raise PointwiseError(f"{shapes} must be [N, size], [N, size] and [size], of {num_groups} equal parts.")
     if any(tensor.stride(-1) != 1 and tensor.shape[-1] > 1 for tensor in (x, gate, weight)):
         raise PointwiseError("numbers of a row must lie side by side; call .contiguous() first.")
-    variant = GateVariant(x.device, x.dtype, gate.dtype, weight.dtype, x.shape[1], num_groups, silu, gates_first)
+    variant = _gate_variant(x.device, x.dtype, gate.dtype, weight.dtype, x.shape[1], num_groups, silu, gates_first)
     if not _takes_kernel(backend, (x, gate, weight)) or not (backend == "triton" or is_trusted(variant)):
         return reference.gated_group_norm(x, gate, weight, num_groups, eps, silu, gates_first)
     from hypic_kernels.pointwise import heading as kernel
@@ -150,8 +155,8 @@ def _check_heads(x: Tensor, weight: Tensor | None, cos: Tensor | None, sin: Tens
     if (cos is None) != (sin is None):
         raise PointwiseError("a rotation takes both cosines and sines; one of them is None.")
     if cos is not None and sin is not None and (
-        cos.shape != sin.shape or len(cos) != len(x) or 2 * cos.shape[1] > x.shape[2] or cos.stride() != sin.stride()
-        or cos.stride(-1) != 1 or cos.dtype != sin.dtype
+        cos.shape != sin.shape or cos.shape[0] != x.shape[0] or 2 * cos.shape[1] > x.shape[2]
+        or cos.stride() != sin.stride() or cos.stride(-1) != 1 or cos.dtype != sin.dtype
     ):  # fmt: skip
         raise PointwiseError(
             f"cos {list(cos.shape)} and sin {list(sin.shape)} must be alike, [N, R], of {list(x.shape)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +81,7 @@ class HeadsVariant:
     def of(x: Tensor, weight: Tensor | None, is_zero_centred: bool, cos: Tensor | None) -> HeadsVariant:
         dtypes = (None if weight is None else weight.dtype, None if cos is None else cos.dtype)
         num_turned = 0 if cos is None else cos.shape[1]
-        return HeadsVariant(x.device, x.dtype, *dtypes, x.shape[1], x.shape[2], num_turned, is_zero_centred)
+        return _heads_variant(x.device, x.dtype, *dtypes, x.shape[1], x.shape[2], num_turned, is_zero_centred)
 
     @property
     def tolerance(self) -> float:
@@ -103,6 +104,10 @@ class HeadsVariant:
         return relative_error(
             out, reference.heads(x.double(), exact_weight, 1e-5, self.is_zero_centred, exact_cos, exact_sin)
         )
+
+
+# Each is made once: all layers of a kind ask with the same.
+_heads_variant = functools.cache(HeadsVariant)
 
 
 @dataclass(frozen=True)

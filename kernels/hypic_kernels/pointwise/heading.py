@@ -140,5 +140,5 @@ def gated_group_norm(
     block = _padded(size)
     arguments = (x, gate, weight, out, x.stride(0), gate.stride(0), eps)
     constants = {"SIZE": size, "GROUPS": num_groups, "BLOCK": block, "SILU": silu, "GATES_FIRST": gates_first}
-    grid = (len(x), num_groups)
+    grid = (x.shape[0], num_groups)
     return Launch(_gated_group_norm, grid, arguments, constants, max(1, min(8, block // 256)))

@@ -73,7 +73,7 @@ def add_rms_norm(
     block = 1 << (size - 1).bit_length()
     arguments = (x, added, weight, normed, total, x.stride(0), added.stride(0), eps)
     constants = {"SIZE": size, "BLOCK": block, "ADDS": residual is not None, "CENTRED": is_zero_centred}
-    return Launch(_add_rms_norm, (len(x),), arguments, constants, max(1, min(8, block // 512)))
+    return Launch(_add_rms_norm, (x.shape[0],), arguments, constants, max(1, min(8, block // 512)))
 
 
 def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> Launch:
@@ -81,5 +81,5 @@ def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> Launch:
     size = gate.shape[1]
     block = min(1024, 1 << (size - 1).bit_length())
     arguments = (gate, up, out, gate.stride(0), up.stride(0))
-    grid = (len(gate), -(-size // block))
+    grid = (gate.shape[0], -(-size // block))
     return Launch(_silu_mul, grid, arguments, {"SIZE": size, "BLOCK": block}, 4)
