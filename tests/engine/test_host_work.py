@@ -16,8 +16,9 @@ from hypic.engine.layers.projections import Joined, expose_all
 from hypic.engine.runner import Runner
 from hypic_kernels.launch import Launch
 from tests.engine.compiling import as_on_an_h200
-from tests.engine.harness import Bench, live, seg
+from tests.engine.harness import Bench
 from tests.engine.models.every_model import BUILDERS
+from tests.engine.prompts import live, seg
 
 # Operators and launches of our kernels, of a layer with experts.
 MOST = {"GatedDeltaNet": (56, 19), "GroupedLightningAttention": (53, 16), "Attention": (58, 16)}
