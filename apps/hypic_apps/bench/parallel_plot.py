@@ -79,8 +79,13 @@ def _part(record: Mapping[str, Any], key: str) -> float:
 
 
 def _draw_uneven(axis: Any, runs: Sequence[Mapping[str, Any]]) -> None:
-    bars = [(f"{run['geometry'][:12]}, {r['workers']}", r["ratio_p50"]) for run in runs for r in run.get("uneven", ())]
-    axis.bar([name for name, _ in bars], [ratio for _, ratio in bars], color="#4f46e5")
+    records = [(f"{run['geometry'][:12]}, {r['workers']}", r) for run in runs for r in run.get("uneven", ())]
+    names = [name for name, _ in records]
+    axis.bar(names, [r["ratio_p50"] for _, r in records], color="#4f46e5")
+    possible = [(name, r["ratio_by_tokens"]) for name, r in records if "ratio_by_tokens" in r]
+    axis.scatter([name for name, _ in possible], [ratio for _, ratio in possible], marker="_", s=2000, color="#f59e0b")
     axis.axhline(1.0, color="#9ca3af", linestyle="--")
-    axis.set(title="round robin's time over longest first's\n(uneven segments; geometry, workers)")
+    axis.set(
+        title="round robin's time over longest first's (line: if tokens\nwere all that takes time; geometry, workers)"
+    )
     axis.tick_params(axis="x", labelsize=7)
