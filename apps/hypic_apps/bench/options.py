@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from hypic_apps.bench.geometries import Geometry, known
-from hypic_apps.bench.records import save
+from hypic_apps.bench.records import as_json, save
 from hypic_apps.cli.options import add_engine_options
 
 
@@ -114,7 +113,7 @@ def shown(args: argparse.Namespace, result: dict[str, Any], text: Callable[[dict
     end_notes()
     if args.save:
         save(Path(args.save), result)
-    print(json.dumps(result, indent=2) if args.json else text(result))
+    print(as_json(result) if args.json else text(result))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from hypic_apps.bench.parallel_plot import draw
 from hypic_apps.bench.parallel_runs import Clock, even, fetch, uneven
 from hypic_apps.bench.parallel_simulated import combine, simulated
 from hypic_apps.bench.parallel_text import text
-from hypic_apps.bench.records import about, save
+from hypic_apps.bench.records import about, as_json, save
 from hypic_apps.cli.errors import CommandError, InputError
 from hypic_apps.cli.options import engine_settings
 from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
@@ -118,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     _keep(args, result)
     if args.plot and any(run["even"] for run in result["runs"]):
         draw(result, Path(args.plot))
-    print(json.dumps(result, indent=1) if args.json else text(result))
+    print(as_json(result) if args.json else text(result))
     _demand_sound(result)
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,10 +101,10 @@ def _checked(found: Result) -> str:
         f"  answer from them, in steps of the same shape: {_same(found)}",
         f"  deterministic, {exact['entries_sent']} of {found['segments']} encoded elsewhere: {_same(exact)}",
         f"  fast, {fast['entries_sent']} encoded elsewhere: {_parted(fast)}",
-        f"    log probabilities {fast['differs_by_nats']:.2g} nats apart; {fast['rounding_nats']:.2g} by rounding (one "
-        f"worker, other steps{_where(fast['alone_parts_at'])}); {found['allowed_nats']:.2g} are allowed",
-        f"    documents in another order: {fast['control_nats']['other_order']:.2g}; without seams: "
-        f"{fast['control_nats']['no_seam']:.2g}{'' if found['is_sharp'] else ': too near to tell in fast mode'}",
+        f"    log probabilities {_nats(fast['differs_by_nats'])} apart; {_nats(fast['rounding_nats'])} by rounding "
+        f"(one worker, other steps{_where(fast['alone_parts_at'])}); {_nats(found['allowed_nats'])} allowed",
+        f"    documents in another order: {_nats(fast['control_nats']['other_order'])}; without seams: "
+        f"{_nats(fast['control_nats']['no_seam'])}{'' if found['is_sharp'] else ': too near to tell in fast mode'}",
     ]
     return "\n".join(lines)
 
@@ -119,8 +120,13 @@ def _same(found: Result) -> str:
 def _parted(fast: Result) -> str:
     if fast["parts_at"] is None:
         return "the same tokens"
-    nats = f"where two tokens are {fast['margin_nats']:.2g} nats apart"
+    nats = f"where two tokens are {_nats(fast['margin_nats'])} apart"
     return f"{'the same' if fast['same_first_token'] else 'another'} first token, parts at {fast['parts_at']} {nats}"
+
+
+def _nats(value: float) -> str:
+    """Infinite where the likeliest tokens are others: random weights hold all tokens for about as likely."""
+    return f"{value:.2g} nats" if math.isfinite(value) else "unlimited (other likeliest tokens)"
 
 
 def _where(parts_at: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,20 @@ def save(path: Path, result: Mapping[str, Any]) -> None:
     Raises:
         CommandError: the file cannot be written.
     """
-    write(path, json.dumps(result, indent=1) + "\n")
+    write(path, as_json(result) + "\n")
+
+
+def as_json(result: object) -> str:
+    """JSON that every reader takes: it knows no infinity, so what is beyond measure is ``null``."""
+    return json.dumps(_finite(result), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write(path: Path, text: str) -> None:
