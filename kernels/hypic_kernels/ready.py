@@ -102,7 +102,8 @@ def given_of(arguments: tuple[Any, ...], device: int) -> Given | None:
 
 
 def is_usual(kernel: Any) -> bool:
-    """Whether Triton would do nothing besides finding the kernel and launching it."""
+    """Whether Triton would do nothing besides finding the kernel and launching it, but for one thing that is left out:
+    to see that no module's constant which the kernel was compiled with has been given another value."""
     if not _is_known():
         return False
     runtime = knobs.runtime
@@ -117,9 +118,11 @@ def is_usual(kernel: Any) -> bool:
 
 
 def ready_of(kernel: Any, made: Any, num_arguments: int, constants: Mapping[str, Any]) -> Ready | None:
-    """What Triton gave back for a launch, if its parameters are the arguments and then the constants."""
+    """What Triton gave back for a launch, if its parameters are the arguments and then the constants; an argument that
+    is a constant to the compiler is not looked at by its value here."""
     names = kernel.arg_names[num_arguments:]
-    if set(names) != set(constants) or getattr(made, "function", None) is None:
+    is_known = set(names) == set(constants) and not any(one.is_constexpr for one in kernel.params[:num_arguments])
+    if not is_known or getattr(made, "function", None) is None:
         return None
     return Ready(kernel, made.run, made.function, made.packed_metadata, tuple(constants[name] for name in names))
 
