@@ -107,11 +107,12 @@ def is_usual(kernel: Any) -> bool:
     if not _is_known():
         return False
     runtime = knobs.runtime
+    before, behind = runtime.launch_enter_hook, runtime.launch_exit_hook
     return not (
         getattr(kernel, "pre_run_hooks", True)  # which a function of the interpreter has not
         or runtime.debug
-        or runtime.launch_enter_hook.calls
-        or runtime.launch_exit_hook.calls
+        or getattr(before, "calls", before)  # Triton's own chain; None and a function may stand in its place
+        or getattr(behind, "calls", behind)
         or runtime.add_stages_inspection_hook
         or knobs.compilation.instrumentation_mode
     )

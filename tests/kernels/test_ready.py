@@ -150,6 +150,17 @@ def test_two_kernels_are_kept_apart(kernel: Kernel) -> None:
     assert len(kernel.asked) == len(other.asked) == len(kernel.handed) == len(other.handed) == 1
 
 
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_may_be_none_or_a_function(kernel: Kernel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.run(torch.zeros(64))
+    monkeypatch.setattr(knobs.runtime, name, None)
+    kernel.run(torch.zeros(64))
+    assert (len(kernel.asked), len(kernel.handed)) == (1, 1)
+    monkeypatch.setattr(knobs.runtime, name, print)
+    kernel.run(torch.zeros(64))
+    assert (len(kernel.asked), len(kernel.handed)) == (2, 1)
+
+
 @pytest.mark.parametrize("what", ["hook before", "hook at launch", "debug", "release"])
 def test_what_is_unusual_goes_the_way_of_triton(kernel: Kernel, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(64)
