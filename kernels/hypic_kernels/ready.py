@@ -3,9 +3,10 @@
 Triton finds a kernel by what its arguments are: the type of a tensor and whether its memory begins at a multiple of 16
 bytes, whether a whole number is 1 or a multiple of 16 and in how many bits it fits, and by constants and options. All
 of that is looked at here too, for every argument and every time, and never less finely than Triton does
-(``tests/kernels/test_ready.py``), so that two launches which are taken for the same have the same machine code. The
-first of them goes through Triton, which compiles, and what it gives back is kept; the next are handed to that kernel's
-launcher. Whatever is not as it was in the releases of Triton that were read, as hooks, or debugging, goes Triton's way.
+(``tests/kernels/test_ready.py``; over whole steps ``tests/engine/test_kept_launches.py``), so that two launches which
+are taken for the same have the same machine code. The first of them goes through Triton, which compiles, and what it
+gives back is kept; the next are handed to that kernel's launcher. Whatever is not as it was in the releases of Triton
+that were read, as hooks, or debugging, goes Triton's way.
 
 Pointers are handed over as numbers, so that the driver is not asked about each; hence every tensor must be on the
 device of the launch.
