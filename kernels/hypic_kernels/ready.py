@@ -3,9 +3,10 @@
 Triton finds a kernel by what its arguments are: the type of a tensor and whether its memory begins at a multiple of 16
 bytes, whether a whole number is 1 or a multiple of 16 and in how many bits it fits, and by constants and options. All
 of that is looked at here too, for every argument and every time, and never less finely than Triton does
-(``tests/kernels/test_ready.py``), so that two launches which are taken for the same have the same machine code. The
-first of them goes through Triton, which compiles, and what it gives back is kept; the next are handed to that kernel's
-launcher. Whatever is not as it was in the releases of Triton that were read, as hooks, or debugging, goes Triton's way.
+(``tests/kernels/test_ready.py``; over whole steps ``tests/engine/test_kept_launches.py``), so that two launches which
+are taken for the same have the same machine code. The first of them goes through Triton, which compiles, and what it
+gives back is kept; the next are handed to that kernel's launcher. Whatever is not as it was in the releases of Triton
+that were read, as hooks, or debugging, goes Triton's way.
 
 Pointers are handed over as numbers, so that the driver is not asked about each; hence every tensor must be on the
 device of the launch.
@@ -102,24 +103,28 @@ def given_of(arguments: tuple[Any, ...], device: int) -> Given | None:
 
 
 def is_usual(kernel: Any) -> bool:
-    """Whether Triton would do nothing besides finding the kernel and launching it."""
+    """Whether Triton would do nothing besides finding the kernel and launching it, but for one thing that is left out:
+    to see that no module's constant which the kernel was compiled with has been given another value."""
     if not _is_known():
         return False
     runtime = knobs.runtime
+    before, behind = runtime.launch_enter_hook, runtime.launch_exit_hook
     return not (
         getattr(kernel, "pre_run_hooks", True)  # which a function of the interpreter has not
         or runtime.debug
-        or runtime.launch_enter_hook.calls
-        or runtime.launch_exit_hook.calls
+        or getattr(before, "calls", before)  # Triton's own chain; None and a function may stand in its place
+        or getattr(behind, "calls", behind)
         or runtime.add_stages_inspection_hook
         or knobs.compilation.instrumentation_mode
     )
 
 
 def ready_of(kernel: Any, made: Any, num_arguments: int, constants: Mapping[str, Any]) -> Ready | None:
-    """What Triton gave back for a launch, if its parameters are the arguments and then the constants."""
+    """What Triton gave back for a launch, if its parameters are the arguments and then the constants; an argument that
+    is a constant to the compiler is not looked at by its value here."""
     names = kernel.arg_names[num_arguments:]
-    if set(names) != set(constants) or getattr(made, "function", None) is None:
+    is_known = set(names) == set(constants) and not any(one.is_constexpr for one in kernel.params[:num_arguments])
+    if not is_known or getattr(made, "function", None) is None:
         return None
     return Ready(kernel, made.run, made.function, made.packed_metadata, tuple(constants[name] for name in names))
 

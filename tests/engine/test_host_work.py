@@ -3,6 +3,7 @@ long as that. Bounds are what there is now, and one operator; nothing here is ti
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -107,3 +108,28 @@ def test_parts_and_weights_are_plain_attributes(monkeypatch: pytest.MonkeyPatch,
     assert layer.mixer.out_proj.weight is other is dict(layer.named_parameters())["mixer.out_proj.weight"]
     expose_all(layer)
     assert layer.mixer.out_proj.weight is other
+
+
+def small() -> Any:
+    made = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3, bias=False))
+    expose_all(made)
+    return made
+
+
+def test_what_changes_after_exposing_is_what_its_docstring_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types, devices, copies and states that are loaded are followed; what is not, is where it is exposed again."""
+    model = small().to(torch.bfloat16)
+    copied = copy.deepcopy(model)
+    copied.load_state_dict({name: torch.ones_like(x) for name, x in copied.state_dict().items()}, assign=True)
+    for each in (model, copied):
+        assert all(vars(part).get(name, x) is x for part in each for name, x in part.named_parameters())
+    assert model[0].weight.dtype == torch.bfloat16 and bool((copied[0].weight == 1).all())
+    assert model[0].weight is not copied[0].weight
+    expose_all(copied)
+    copied[0].bias = None
+    copied.to_empty(device="meta")
+    assert copied[0].bias is not None and not copied[1].weight.is_meta
+    expose_all(copied)
+    assert copied[0].bias is None and copied[1].weight.is_meta
+    monkeypatch.setattr(torch.nn.Module, "__getattr__", lambda module, name: pytest.fail(f"{name} was looked for"))
+    assert copied[0].bias is None is copied[1].bias

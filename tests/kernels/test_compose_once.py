@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from hypic_kernels.compose import NOT_WANTED, Chains, fold
-from hypic_kernels.compose.layout import KINDS
+from hypic_kernels.compose.layout import KINDS, Kind
 from hypic_kernels.compose.problem import Problem
 
 
@@ -37,3 +38,23 @@ def test_what_is_shared_is_made_once() -> None:
     assert made == [0]
     assert chains.starting_at(0) is chains.starting_at(0) and chains.starting_at(0) is not chains.starting_at(-1)
     assert replace(chains).starting_at(0) is not chains.starting_at(0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_goes_through_chains_that_inference_folded_before(kind: Kind) -> None:
+    problem = Problem.random(kind, 4, 6)
+    shared = folding(problem.chains)
+
+    def maps() -> list[list[torch.Tensor]]:
+        return [[x.double().requires_grad_() for x in group] for group in (problem.transitions, problem.end_states)]
+
+    def gradients(chains: Chains) -> list[torch.Tensor]:
+        given = maps()
+        transition, end_state = fold(chains, *given)
+        return list(torch.autograd.grad(transition.square().sum() + end_state.square().sum(), given[0]))
+
+    with torch.inference_mode():
+        fold(shared, *maps())
+    alone, found = gradients(folding(problem.chains)), gradients(shared)
+    assert all(torch.equal(one, other) for one, other in zip(found, alone, strict=True))
+    assert any(bool(one.any()) for one in found)

@@ -84,6 +84,7 @@ class Kernel:
     arg_names = ("x", "size", "scale", "BLOCK", "HAS")
 
     def __init__(self) -> None:
+        self.params = [SimpleNamespace(is_constexpr=name.isupper()) for name in self.arg_names]
         self.pre_run_hooks: list[Any] = []
         self.asked: list[tuple[Any, ...]] = []
         self.handed: list[tuple[Any, ...]] = []
@@ -149,6 +150,17 @@ def test_two_kernels_are_kept_apart(kernel: Kernel) -> None:
     assert len(kernel.asked) == len(other.asked) == len(kernel.handed) == len(other.handed) == 1
 
 
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_hooks_may_be_none_or_a_function(kernel: Kernel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.run(torch.zeros(64))
+    monkeypatch.setattr(knobs.runtime, name, None)
+    kernel.run(torch.zeros(64))
+    assert (len(kernel.asked), len(kernel.handed)) == (1, 1)
+    monkeypatch.setattr(knobs.runtime, name, print)
+    kernel.run(torch.zeros(64))
+    assert (len(kernel.asked), len(kernel.handed)) == (2, 1)
+
+
 @pytest.mark.parametrize("what", ["hook before", "hook at launch", "debug", "release"])
 def test_what_is_unusual_goes_the_way_of_triton(kernel: Kernel, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(64)
@@ -170,6 +182,13 @@ def test_a_kernel_with_other_parameters_is_never_kept(kernel: Kernel) -> None:
     for _ in range(2):
         kernel.run(torch.zeros(64))
     assert len(kernel.asked) == 2
+
+
+def test_a_kernel_with_an_argument_that_is_compiled_in_is_never_kept(kernel: Kernel) -> None:
+    kernel.params[1].is_constexpr = True
+    for size in (5, 7):
+        kernel.run(torch.zeros(64), size=size)
+    assert [asked[2] for asked in kernel.asked] == [5, 7] and not kernel.handed
 
 
 def test_this_release_is_one_of_those_that_were_read() -> None:

@@ -170,12 +170,13 @@ class LatentAttention(nn.Module):
 
     def expanding(self, q: Tensor, rotary_q: Tensor, keys: Tensor, latents: Tensor) -> dense.Rows:
         """Heads' queries, keys and values of rows ``[N, ...]``, rotated already. Latents are filled up before they are
-        expanded: those of zeros give zeros, and no expanded key is copied."""
+        expanded: those of zeros give zeros, and no expanded key is copied. Values stand in as many channels as keys
+        have, or in their own if they are wider."""
 
         def rows(span: slice, room: int) -> tuple[Tensor, Tensor, Tensor]:
             queries = torch.cat([dense.filled_up(x[span], room) for x in (q, rotary_q)], dim=-1)
             both, whole = self._expand(*(dense.filled_up(x[span], room) for x in (keys, latents)))
-            first = max(0, both.shape[-1] - self.shape.head_dim)
+            first = min(max(0, both.shape[-1] - self.shape.head_dim), self.shape.key_dim)
             return queries, whole, both[..., first:]
 
         return rows

@@ -56,8 +56,10 @@ def expose_all(model: nn.Module) -> None:
     """Let Python find the parts and weights of a model's layers as plain attributes, once they stay as they are.
 
     ``nn.Module`` keeps them in tables of its own and looks there when an attribute was not found, which takes ten times
-    as long, dozens of times a layer. Assigning to such an attribute, as torch does it, takes it out again.
+    as long, dozens of times a layer. Assigning a weight or a part to such an attribute, as torch does it, takes it out
+    again, and copies of the model have their own. Nothing else that changes the tables is seen: ``None`` assigned,
+    ``register_parameter``, ``to_empty`` (call this again behind those), ``del``, and ``torch.func.functional_call``.
     """
     for module in model.modules():
-        known = {**module._parameters, **module._modules}
-        vars(module).update({name: value for name, value in known.items() if value is not None})
+        vars(module).update(module._parameters)
+        vars(module).update(module._modules)

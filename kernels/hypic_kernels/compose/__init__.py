@@ -102,7 +102,7 @@ def fold(
         raise ChainsError(f"fold writes no states before elements, {chains.num_outputs} are wanted; use NOT_WANTED.")
     shape, dtype = transitions[0].shape[1:], _state_dtype(transitions[0])
     state, device = (1, *end_states[0].shape[1:]), transitions[0].device
-    about = state, dtype, device
+    about = state, dtype, device, torch.is_inference_mode_enabled()  # what is made there no gradient goes through
     nothing = chains.once(("nothing", *about), lambda: torch.zeros(state, dtype=dtype, device=device))
     _, end_state = compose(
         chains.starting_at(ZERO), transitions, end_states, nothing, precision=precision, backend=backend

@@ -20,8 +20,8 @@ from hypic_kernels.trust import relative_error
 from tests.engine.layers.dense_rows import always, spans_of
 
 CPU = torch.device("cpu")
-# Keys wider than values, values narrower than what is rotated, and keys and values of one width.
-WIDTHS = {"wide": (16, 8, 16), "narrow": (16, 16, 8), "equal": (8, 8, 16)}
+# Keys wider than values, values narrower than what is rotated, keys and values of one width, values wider than keys.
+WIDTHS = {"wide": (16, 8, 16), "narrow": (16, 16, 8), "equal": (8, 8, 16), "wider": (8, 4, 24)}
 SMALL = LatentShape(24, 3, 20, 16, 8, 16)
 # As Kimi-Linear and Ling 3 have them.
 LARGE = LatentShape(256, 32, 512, 128, 64, 128)
