@@ -232,6 +232,8 @@ def test_variables_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ({"hypic": {"reuse": "none"}}, [], "reuse is 'none', which is full recompute"),
         ({"tool": [5]}, [], "request.json has the field 'tool', which is not known; write tools."),
         ({"policy": {"seam": 4}}, [], "'policy', which is not known; it may have messages, segments, question, tools"),
+        ({"functions": [{"name": "look"}]}, [], "refuse request.json: functions is not supported by this server"),
+        ({"continue_final_message": True}, [], "continue_final_message is True; this server supports False only"),
         ({}, ["--reuse", "prefix"], "reuse is 'prefix', which is full recompute"),
         ({}, ["--max-context", "-3"], "max_context is -3"),
     ],
@@ -251,9 +253,11 @@ def test_segments_with_fields_and_tools(tmp_path: Path) -> None:
     request.write_text(json.dumps(asked))
     prompt, options = read(request, {})
     assert prompt == Prompt([Segment("a"), Segment("b", seam=32, ttl_s=60)], "?") and options["tools"] == tools
-    passed_over = {"model": "m", "temperature": 0.5, "stream": True, "logit_bias": {}, "user": "u"}
-    request.write_text(json.dumps({**asked, **passed_over}))
+    passed_over = {"model": "m", "temperature": 0.5, "stream": True, "logit_bias": {"5": 9}, "functions": []}
+    request.write_text(json.dumps({**asked, **passed_over, "tool_choice": "auto", "add_generation_prompt": True}))
     assert read(request, {}) == (prompt, options)
+    request.write_text(json.dumps({**asked, "tool_choice": "none"}))
+    assert read(request, {}) == (prompt, {**options, "tools": None}), "tools are kept from the model"
 
 
 @pytest.mark.parametrize(

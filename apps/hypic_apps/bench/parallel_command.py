@@ -17,7 +17,16 @@ from hypic.engine.parallel.transport import NAMES
 from hypic.errors import HypicError
 from hypic_apps.bench import parallel
 from hypic_apps.bench.geometries import Geometry, geometry
-from hypic_apps.bench.options import add_common, end_notes, note, numbers, whole, with_defaults
+from hypic_apps.bench.options import (
+    above_zero,
+    add_common,
+    end_notes,
+    note,
+    numbers,
+    share,
+    whole,
+    with_defaults,
+)
 from hypic_apps.bench.parallel_check import check
 from hypic_apps.bench.parallel_plot import draw
 from hypic_apps.bench.parallel_runs import Clock, even, fetch, uneven
@@ -61,12 +70,12 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--carrier", choices=NAMES, default="auto", help="how entries travel (default: auto)")
     parser.add_argument("--simulate", type=numbers, metavar="N,N", help="also simulate fleets of so many workers")
     parser.add_argument("--requests", type=positive, default=500, metavar="N", help="simulated (default: 500)")
-    parser.add_argument("--load", type=float, default=0.5, metavar="SHARE",
+    parser.add_argument("--load", type=above_zero, default=0.5, metavar="SHARE",
                         help="work that arrives, as a share of what a simulated fleet can do (0.5)")  # fmt: skip
-    parser.add_argument("--fail-rate", type=float, default=0.0, metavar="SHARE",
+    parser.add_argument("--fail-rate", type=share, default=0.0, metavar="SHARE",
                         help="simulated share of pieces of work that fail (default: 0)")  # fmt: skip
     parser.add_argument("--cost", type=cost, metavar="S,T,P", help="simulate with these costs and measure nothing")
-    parser.add_argument("--budget", type=float, metavar="SECONDS",
+    parser.add_argument("--budget", type=above_zero, metavar="SECONDS",
                         help="of a geometry; afterwards each measurement is made once")  # fmt: skip
     parser.add_argument("--plot", metavar="FILE", help="draw times and speedup against workers")
     add_common(parser)

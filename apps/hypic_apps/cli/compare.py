@@ -32,9 +32,9 @@ its chat_template_kwargs and a policy under "hypic" are followed; flags of the
 command line win. The prompt is answered greedily in full, in full in other
 company (what rounding does), and from segments. If that gives another answer,
 each segment is run live in turn, and wider seams are tried. Fields of a chat
-request that say how an answer is chosen have no effect, and unknown ones are
-refused."""
-FOLLOWED = ("messages", "segments", "question", "tools", "chat_template_kwargs", "hypic")
+request that say how an answer is chosen have no effect; unknown ones are
+refused, as are those that would make another prompt, such as documents."""
+FOLLOWED = ("messages", "segments", "question", "tools", "tool_choice", "chat_template_kwargs", "hypic")
 
 
 def add(commands: Subparsers[Parser]) -> None:
@@ -73,7 +73,7 @@ def read(path: Path, flags: Mapping[str, Any]) -> tuple[PromptLike, dict[str, An
 
     Raises:
         InputError: the file cannot be read, is of neither form, or has a field that nobody knows, or one under
-            ``hypic`` that cannot be right.
+            ``hypic`` that cannot be right, or one that would make another prompt in a way that hypic has not.
         ConfigError: a value of the policy lies outside its range, it reuses no segments, or ``tools`` are none.
     """
     from hypic import EngineConfig
@@ -116,6 +116,7 @@ def _refuse_unknown(body: Mapping[str, Any], path: Path) -> None:
         return
     with _server_parts():
         from hypic_apps.server import unsupported
+        from hypic_apps.server.errors import ApiError
         from hypic_apps.server.schemas import ChatRequest
     known = (*FOLLOWED, *ChatRequest.model_fields, *unsupported.NAMES)
     for name in others:
@@ -123,6 +124,10 @@ def _refuse_unknown(body: Mapping[str, Any], path: Path) -> None:
             close = get_close_matches(name, known, 1)
             way_out = f"write {close[0]}." if close else f"it may have {', '.join(FOLLOWED)}."
             raise InputError(f"{path.name} has the field {name!r:.60}, which is not known; {way_out}")
+    try:
+        unsupported.check({name: body[name] for name in unsupported.OF_THE_PROMPT if name in body}, (), ())
+    except ApiError as error:
+        raise InputError(f"the server would refuse {path.name}: {error.detail}") from error
 
 
 @contextmanager
@@ -155,7 +160,7 @@ def _policy(given: object, flags: Mapping[str, Any]) -> Policy:
 def _prompt(body: Mapping[str, Any], path: Path) -> tuple[PromptLike, dict[str, Any]]:
     from hypic import Prompt, Segment
 
-    options = {"tools": body.get("tools")}
+    options = {"tools": None if body.get("tool_choice") == "none" else body.get("tools")}
     if isinstance(body.get("messages"), list):
         return body["messages"], options
     if isinstance(body.get("segments"), list) and isinstance(body.get("question"), str):

@@ -59,6 +59,11 @@ _REFUSED = (
 
 NAMES: Sequence[str] = (*_REFUSED, *_ONLY, *_HARMLESS, *_TOLD)
 """All that is known here and that this server has not."""
+OF_THE_PROMPT: Sequence[str] = (
+    *("functions", "function_call", "documents", "chat_template", "suffix", "truncate_prompt_tokens"),
+    *("add_generation_prompt", "continue_final_message"),
+)
+"""Those of them that would make another prompt of the same messages."""
 
 
 def check(extra: Mapping[str, Any], own: Sequence[str], ours: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ from hypic_apps.train.rows import Stage, stage_at
 from hypic_apps.train.settings import Progress, Settings, learning_rate
 from hypic_apps.train.step import Step, optimiser
 
-# Between the ranks' seeds: further apart than the workers of one rank ever come.
+# Between the ranks' seeds: with the strides of ``loader`` no two workers of eight ranks ever come to the same one.
 RANK_SEEDS = 1_000_000_007
 
 

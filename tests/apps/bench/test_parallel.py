@@ -24,6 +24,22 @@ def test_fleets_are_simulated_without_a_model(capsys: pytest.CaptureFixture[str]
         command.main(["parallel", "--cost", "0,0,0", "--simulate", "8"])
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("--load", "0", "'0' is no number above 0, such as 0.5"),
+        ("--load", "-1", "'-1' is no number above 0"),
+        ("--load", "nan", "'nan' is no number above 0"),
+        ("--fail-rate", "3", "'3' is no share from 0 to below 1"),
+        ("--fail-rate", "nan", "'nan' is no share"),
+        ("--budget", "soon", "'soon' is no number above 0"),
+    ],
+)
+def test_numbers_that_cannot_be_right(flag: str, value: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        command.main(["parallel", "--cost", "0.016,2e-5,2e-10", "--simulate", "8", f"{flag}={value}"])
+
+
 def test_a_fleet_answers_at_the_speed_that_was_measured() -> None:
     """Answering is what no number of workers shortens."""
     even = [{"segments": count, "combine_ms": 10.0 + 0.5 * count} for count in (64, 64, 11)]

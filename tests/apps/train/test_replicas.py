@@ -22,7 +22,7 @@ from hypic_apps.train.loader import Sources
 from hypic_apps.train.model import Shape
 from hypic_apps.train.render import Encoder
 from hypic_apps.train.replicas import Replica
-from hypic_apps.train.rows import STAGES
+from hypic_apps.train.rows import STAGES, Rows
 from hypic_apps.train.vocabulary import save
 from tests.apps.train.test_scores import archive
 
@@ -164,10 +164,23 @@ def test_the_command_counts_the_tokens_of_all_ranks(ran: Path) -> None:
     assert torch.load(ran / "state-reuse" / "state.pt")["progress"]["step"] == 4
 
 
+class Endless(Sources):
+    """Whoever makes rows of these says so in a file, and does not end by itself."""
+
+    def rows(self) -> Rows:
+        self.corpus.touch()
+        time.sleep(600)
+        raise AssertionError("nobody ended this worker")
+
+
 def dying(replica: Replica, folder: Path) -> None:
-    """Rank 1 is killed while rank 0 waits for its gradients; both have a worker."""
-    workers = loader.Loader(Sources(folder / "none", folder / "none", 4096), 1, 1)._workers
-    (folder / f"{replica.rank}.pids").write_text(json.dumps([os.getpid(), *(worker.pid for worker in workers)]))
+    """Rank 1 is killed while rank 0 waits for its gradients; both have a worker, which is at work."""
+    begun = folder / f"{replica.rank}.begun"
+    feeding = loader.Loader(Endless(begun, begun, 4096), 1, 1)
+    pids = [os.getpid(), *(worker.pid for worker in feeding._workers)]
+    (folder / f"{replica.rank}.pids").write_text(json.dumps(pids))
+    while not begun.exists():
+        time.sleep(0.05)
     replica.meet()
     if replica.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -193,7 +206,7 @@ def test_a_rank_that_dies_ends_the_command_and_all_processes(tmp_path: Path) -> 
     assert said == "the process of rank 1 was ended (exit code -9); training stopped." or said.startswith("rank 0 fail")
     pids = [pid for rank in range(2) for pid in json.loads((tmp_path / f"{rank}.pids").read_text())]
     assert len(pids) == 4
-    until = time.monotonic() + 30.0  # a worker that was just starting looks for its parent when it has
+    until = time.monotonic() + 30.0
     while any(map(is_running, pids)) and time.monotonic() < until:
         time.sleep(0.05)
     assert not any(map(is_running, pids))
