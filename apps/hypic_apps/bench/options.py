@@ -41,17 +41,6 @@ def share(text: str) -> float:
     return found
 
 
-def above_zero(text: str) -> float:
-    """A number above 0, for argparse."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0, such as 0.5")
-    return found
-
-
 def add_vary(parser: argparse.ArgumentParser) -> None:
     """Whether segments have other lengths in every repetition, as those of real texts do."""
     parser.add_argument("--vary", type=share, default=0.0, metavar="SHARE",

@@ -17,16 +17,7 @@ from hypic.engine.parallel.transport import NAMES
 from hypic.errors import HypicError
 from hypic_apps.bench import parallel
 from hypic_apps.bench.geometries import Geometry, geometry
-from hypic_apps.bench.options import (
-    above_zero,
-    add_common,
-    end_notes,
-    note,
-    numbers,
-    share,
-    whole,
-    with_defaults,
-)
+from hypic_apps.bench.options import add_common, end_notes, note, numbers, share, whole, with_defaults
 from hypic_apps.bench.parallel_check import check
 from hypic_apps.bench.parallel_plot import draw
 from hypic_apps.bench.parallel_runs import Clock, even, fetch, uneven
@@ -35,7 +26,7 @@ from hypic_apps.bench.parallel_text import text
 from hypic_apps.bench.records import about, as_json, save
 from hypic_apps.cli.errors import CommandError, InputError
 from hypic_apps.cli.options import engine_settings
-from hypic_apps.cli.parser import Parser, Subparsers, add_command, positive
+from hypic_apps.cli.parser import Parser, Subparsers, above_zero, add_command, positive
 
 SUMMARY = "cold requests over several workers; fleets of workers simulated"
 EXAMPLES = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,5 +62,5 @@ def simulated(
 
 
 def _cold_speedup(fleet: Fleet) -> float:
-    one = Fleet(1, fleet.encode, fleet.link, fleet.size, fleet.combine_s, fleet.combine_segment_s)
+    one = replace(fleet, num_workers=1)
     return cold_request_s(one, [1024] * 64, "longest-first") / cold_request_s(fleet, [1024] * 64, "longest-first")

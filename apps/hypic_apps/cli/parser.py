@@ -39,3 +39,14 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
     return value
+
+
+def above_zero(text: str) -> float:
+    """A number above 0, for argparse."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0, such as 0.5")
+    return found

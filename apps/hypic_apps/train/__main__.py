@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from hypic_apps.cli.parser import above_zero
 from hypic_apps.train import checking, corpus, exam, fitting, replicas, schema, scores, smoke, texts, vocabulary
 from hypic_apps.train.families import FAMILIES
 from hypic_apps.train.model import Shape
@@ -61,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--gpus", type=checking.count, default=1, help="GPUs of this host to train on, each on other batches"
             )
-        command.add_argument("--minutes", type=checking.above_zero, default=9.0, help="at most so long in this call")
-        command.add_argument("--total-minutes", type=checking.above_zero, default=18.0, help="the whole training")
-        command.add_argument("--learning-rate", type=checking.above_zero, default=2e-3)
+        command.add_argument("--minutes", type=above_zero, default=9.0, help="at most so long in this call")
+        command.add_argument("--total-minutes", type=above_zero, default=18.0, help="the whole training")
+        command.add_argument("--learning-rate", type=above_zero, default=2e-3)
         command.add_argument(
             "--state",
             type=Path,

@@ -15,14 +15,6 @@ from hypic_apps.train.grid import CHUNK
 from hypic_apps.train.rows import STAGES
 
 
-def above_zero(text: str) -> float:
-    """A finite number above 0, for argparse."""
-    found = _number(text)
-    if not 0.0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return found
-
-
 def count(text: str) -> int:
     """A whole number from 1 up, for argparse."""
     if not text.isascii() or not text.isdigit() or not int(text):

@@ -70,7 +70,7 @@ def untrained() -> Tokenizer:
 def save(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """Writes the files that ``AutoTokenizer`` reads into ``folder``; ``context`` is the longest prompt in tokens."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": context,

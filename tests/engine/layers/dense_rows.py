@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,3 +43,18 @@ def always(way: Way) -> Callable[[Heads, int], Way]:
 def spans_of(lengths: Sequence[int], first: int = 0) -> list[slice]:
     ends = [first + sum(lengths[:n]) for n in range(len(lengths) + 1)]
     return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
+def noted_shapes(patch: pytest.MonkeyPatch) -> set[Hashable]:
+    """Shapes and strides that attention is asked for from now on, with plans for every 16 tokens from 32 on."""
+    seen, whole = set[Hashable](), dense.whole
+
+    def noted(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        seen.add(tuple((x.shape, x.stride()) for x in (q, k, v)))
+        return whole(q, k, v, scale)
+
+    patch.setattr(dense, "whole", noted)
+    patch.setattr(dense, "UNIT", 16)
+    patch.setattr(dense, "PLANNED_FROM", 32)
+    patch.setattr(dense, "tried", lambda way, heads: "planned")
+    return seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from tests.engine.layers.dense_rows import (
     always,
     drawn,
     exactly,
+    noted_shapes,
     spans_of,
 )
 
@@ -96,16 +96,7 @@ def test_what_lay_in_memory_is_not_seen() -> None:
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
 def test_no_row_brings_a_shape_that_was_not_planned_for(num_kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides included, wherever a row lies, whether it is copied or not; a control: rows as they come bring many."""
-    seen, whole = set[Hashable](), dense.whole
-
-    def noted(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        seen.add(tuple((x.shape, x.stride()) for x in (q, k, v)))
-        return whole(q, k, v, scale)
-
-    monkeypatch.setattr(dense, "whole", noted)
-    monkeypatch.setattr(dense, "UNIT", 16)
-    monkeypatch.setattr(dense, "PLANNED_FROM", 32)
-    monkeypatch.setattr(dense, "tried", lambda way, heads: "planned")
+    seen = noted_shapes(monkeypatch)
     heads = Heads(CPU, torch.float32, 4, num_kv_heads, 8)
     plan_rows([heads], 70)
     known, joined = set(seen), torch.randn(200, 4 + 2 * num_kv_heads, 8)

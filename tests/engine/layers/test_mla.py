@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -17,7 +17,7 @@ from hypic.engine.layers.mla import LatentAttention, LatentShape
 from hypic.engine.layers.rotary import Rotary, rotate
 from hypic.engine.rehearsal import plan_rows
 from hypic_kernels.trust import relative_error
-from tests.engine.layers.dense_rows import always, spans_of
+from tests.engine.layers.dense_rows import always, noted_shapes, spans_of
 
 CPU = torch.device("cpu")
 # Keys wider than values, values narrower than what is rotated, keys and values of one width, values wider than keys.
@@ -214,16 +214,7 @@ def test_rows_are_made_for_neighbours_together_up_to_a_number_of_tokens() -> Non
 
 def test_no_row_brings_a_shape_that_was_not_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides included, wherever a row lies; a control: rows as they come bring many."""
-    seen, whole = set[Hashable](), dense.whole
-
-    def noted(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-        seen.add(tuple((x.shape, x.stride()) for x in (q, k, v)))
-        return whole(q, k, v, scale)
-
-    monkeypatch.setattr(dense, "whole", noted)
-    monkeypatch.setattr(dense, "UNIT", 16)
-    monkeypatch.setattr(dense, "PLANNED_FROM", 32)
-    monkeypatch.setattr(dense, "tried", lambda way, heads: "planned")
+    seen = noted_shapes(monkeypatch)
     rows = known(SMALL, 210)
     plan_rows([rows.heads], 70)
     planned = set(seen)
