@@ -157,7 +157,7 @@ SETS: Mapping[str, Set] = {
         Set("S1", "one hop, 16 passages", "TriviaQA-style", 2000, "short", one_hop(16)),
         Set("S2-direct", "two hops, 10 passages", "HotpotQA-style", 1000, "short", two_hop("2hop")),
         Set("S2-think", "two hops with a reasoning line", "HotpotQA-style", 1000, "reasoned", two_hop("2hop_think")),
-        Set("S3", "first sentences of 6-8 passages", "MultiNews-style", 1000, "long", first_sentences),
+        Set("S3", "first sentences of 6-8 passages", "MultiNews-style", 1000, "long", first_sentences, is_ordered=True),
         Set("S4", "documents in pieces", "GovReport-style", 1500, "short", pieces("chunked"), is_ordered=True),
         Set("S4-list", "all facts of a document in pieces", "GovReport-style", 500, "long", pieces("facts"), True),
         Set("S5", "the latest of 12 notices", "order of states", 2000, "short", notices(12), is_ordered=True),
