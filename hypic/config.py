@@ -89,7 +89,10 @@ class EngineConfig:
     ``max_step_tokens`` is the token budget of one step, by default 8,192, and 16,384 on a GPU of 40 GB or more, whose
     steps are otherwise bound by the host; ``page_size`` counts tokens. By ``typical_segment_tokens``, a
     typical segment's length, memory is split between pages of K/V and slots of states. ``adapter`` is a PEFT LoRA
-    adapter, a folder or a repository, merged into the weights when they are loaded. ``kernels`` says whether steps are
+    adapter, a folder or a repository, merged into the weights when they are loaded. ``primer`` is a text behind which
+    every segment is encoded, so that its first tokens do not stand at the beginning of everything; it stands in no
+    prompt and costs a request nothing. By default it is the checkpoint's own (``primer.txt``), if it has one; ``""`` is
+    none. ``kernels`` says whether steps are
     run by kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their slow references. ``graphs`` records
     small steps on a GPU before the engine is ready. ``workers`` counts processes with a replica of the model each,
     this one included; ``memory`` in bytes and ``threads`` are each one's own. ``launcher`` starts them on this host
@@ -115,6 +118,7 @@ class EngineConfig:
     seed: int = 0
     load_format: str = "safetensors"
     adapter: str | None = None
+    primer: str | None = None
     threads: int | None = None
     kernels: str = "auto"
     graphs: bool = True
@@ -152,6 +156,8 @@ class EngineConfig:
                 f"adapter is {self.adapter!r}; an engine merges one adapter, given as the name of its folder or "
                 "repository: merge several into one beforehand, or run an engine for each."
             )
+        if self.primer is not None and not isinstance(self.primer, str):
+            raise ConfigError(f"primer is {self.primer!r}; pass a text, '' for none, or None for the checkpoint's own.")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed is {self.seed!r}; pass a whole number of at most 64 bits.")
         if self.store is not None and not isinstance(self.store, str):

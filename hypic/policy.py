@@ -79,7 +79,8 @@ class Policy:
     ``seam_share`` of the segment's length; another seam every ``seam_every`` tokens of a segment (0: none),
     with an entry for each interior between two of them; and the prompt's last ``live_last`` segments in full.
     Each of those interiors is encoded from the segment's start, which takes about ``n^2 / (2 seam_every)`` tokens for a
-    segment of ``n``; a segment for which that is more than 32 n is refused.
+    segment of ``n``; a segment for which that is more than 32 n is refused. ``primed=False`` encodes segments with
+    nothing before them although the engine has a text to encode them behind (``EngineConfig.primer``).
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -95,12 +96,13 @@ class Policy:
     seam_share: float = 0.0
     seam_every: int = 0
     live_last: int = 0
+    primed: bool = True
 
     def __post_init__(self) -> None:
         settle(self)
         one_of("reuse", self.reuse, get_args(Reuse))
         one_of("compose", self.compose, get_args(Compose))
-        for name in ("rotate", "deterministic"):
+        for name in ("rotate", "deterministic", "primed"):
             check_flag(name, getattr(self, name))
         for name in COUNTS:
             check_count(name, getattr(self, name), optional=name == "min_segment_tokens")

@@ -40,9 +40,10 @@ class Admission:
     max_context: int
     history: History = field(default_factory=History)
     expiry: Expiry = field(default_factory=Expiry)
+    primer: CachedSegment | None = None
 
     def __post_init__(self) -> None:
-        self.jobs = Jobs(self.pool, self.store, self.tiers, self.history, self.expiry)
+        self.jobs = Jobs(self.pool, self.store, self.tiers, self.history, self.expiry, self.primer)
         self.lookup = Lookup(self.pool, self.store, self.tiers, self.jobs, self.history)
 
     @property

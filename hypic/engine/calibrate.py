@@ -96,10 +96,16 @@ def _run(engine: Engine, *texts: tuple[int, ...]) -> None:
 
 
 def warming(
-    id: str, ids: tuple[int, ...], segment: Segment, seam: int, is_trial: bool = False, deterministic: bool = False
+    id: str,
+    ids: tuple[int, ...],
+    segment: Segment,
+    seam: int,
+    is_trial: bool = False,
+    deterministic: bool = False,
+    primed: bool = True,
 ) -> Task:
     """Encode one segment here and nothing else."""
-    return _warming(id, [ids], segment, seam, is_trial, deterministic)
+    return _warming(id, [ids], segment, seam, is_trial, deterministic, primed)
 
 
 def _warming(
@@ -109,8 +115,9 @@ def _warming(
     seam: int,
     is_trial: bool = False,
     deterministic: bool = False,
+    primed: bool = True,
 ) -> Task:
-    policy = Policy(seam=seam, min_segment_tokens=0, deterministic=deterministic)
+    policy = Policy(seam=seam, min_segment_tokens=0, deterministic=deterministic, primed=primed)
     # The token behind the segments is never run: it stands for the text that will follow.
     pieces, sampling = [*(Piece(ids, segment) for ids in texts), Piece((0,))], SamplingParams(max_tokens=1)
     return Task(id, pieces, sampling, policy, warm=True, stays=True, is_trial=is_trial)

@@ -58,7 +58,7 @@ class Engine:
         self.tiers = open_store(self.store, runner.identity, tiers)
         if tiers:
             self.tiers.costs.encode.see(*measure_encode(runner, max_step_tokens))
-        self.admission = Admission(runner.pool, self.store, self.tiers, runner.max_context)
+        self.admission = Admission(runner.pool, self.store, self.tiers, runner.max_context, primer=runner.primer)
         for stored in (stored for tier in self.tiers.tiers for stored in tier.entries()):
             self.admission.expiry.note(stored.key, stored.expires_s)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)

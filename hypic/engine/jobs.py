@@ -50,6 +50,7 @@ class Jobs:
     tiers: Tiered
     history: History
     expiry: Expiry
+    primer: CachedSegment | None = None
     encoding: dict[bytes, Encode] = field(default_factory=dict)
     loading: dict[bytes, Load] = field(default_factory=dict)
     away: Away | None = None
@@ -104,8 +105,15 @@ class Jobs:
         entry = self._entry(request, span, pages, interior)
         slots = np.concatenate([pool.slots_of(seam_pages, seam), interior])
         is_alone = request.plan.policy.deterministic
-        job = self.encoding[entry.key] = Encode(entry, seam, slots, seam_pages, pool.take_state(), base, is_alone)
+        job = Encode(entry, seam, slots, seam_pages, pool.take_state(), base, is_alone, self._primer(span))
+        self.encoding[entry.key] = job
         return job
+
+    def _primer(self, span: Interior) -> CachedSegment | None:
+        if span.primer is None:
+            return None
+        assert self.primer is not None and self.primer.ids == span.primer.ids, "planned for another engine"
+        return self.primer
 
     def _entry(self, request: Request, span: Interior, pages: Sequence[int], slots: np.ndarray) -> CachedSegment:
         planned, pool = request.plan.segments[span.number], self.pool
@@ -122,6 +130,7 @@ class Jobs:
             namespace=planned.segment.namespace,
             deterministic=request.plan.policy.deterministic,
             is_trial=request.is_trial,
+            primer=span.behind,
         )
 
     def begin(self, jobs: Sequence[Encode]) -> None:

@@ -85,10 +85,12 @@ class Lending:
             segment = _segment(want)
             if entry is not None and entry.ids == want.ids and not entry.is_snapshot and not is_over(entry):
                 self._answer(engine, entry, asked, 0.0, was_held=True)
+            elif want.primer not in ("", _primer(engine)):
+                reply(self._refusal(want, "segments are encoded behind another primer here"))
             elif want.deterministic and len(want.ids) > engine.scheduler.limit.tokens:
                 reply(self._refusal(want, "it is longer than a step here and must not be run in pieces"))
             else:
-                how = (want.seam, want.is_trial, want.deterministic)
+                how = (want.seam, want.is_trial, want.deterministic, bool(want.primer))
                 self._loop.submit(warming(_task_id(asked.ask), want.ids, segment, *how), sink)
         except HypicError as error:
             reply(self._refusal(want, str(error)))
@@ -154,6 +156,12 @@ def _segment(want: Want) -> Segment:
     """
     ttl_s = None if want.expires_s is None else want.expires_s - time.time()
     return Segment("", name=want.name, source=want.source, namespace=want.namespace, ttl_s=ttl_s)
+
+
+def _primer(engine: Engine) -> str:
+    """The digest of what segments are encoded behind here."""
+    primer = engine.runner.identity.primer
+    return "" if primer is None else primer.digest
 
 
 def _task_id(ask: tuple[int, int]) -> str:

@@ -128,7 +128,8 @@ class Lookup:
         is_grown = len(base.ids) < len(ids) and ids[: len(base.ids)] == base.ids
         # Every step of growth leaves a page partly filled: entries of twice the pages they need are made anew.
         is_dense = len(base.pages) <= 2 * self.pool.pages_for(base.num_cached)
-        return base if is_grown and is_dense and len(base.ids) - base.num_cached == span.seam else None
+        is_alike = len(base.ids) - base.num_cached == span.seam and base.primer == span.behind
+        return base if is_grown and is_dense and is_alike else None
 
     def own(self, request: Request, start: int) -> Need:
         """Pages of the rows from ``start`` on, and the running state if there is to be one."""

@@ -158,6 +158,7 @@ def image(found: Opened, number: int, entry: CachedSegment, identity: Identity, 
         linear=tuple(map(LinearPart, transitions, states, tails)),
         attention=tuple(map(AttentionPart, keys, values)),
         deterministic=entry.deterministic,
+        primer=entry.primer,
     )
 
 

@@ -139,4 +139,5 @@ def want_of(pending: Pending, is_trial: bool = False, waits: bool = False) -> Wa
         is_trial,
         entry.deterministic,
         waits,
+        entry.primer,
     )

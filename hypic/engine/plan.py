@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hypic.engine.segment import Identity, Label, key_of, label_of
+from hypic.engine.segment import Identity, Label, Primer, key_of, label_of
 from hypic.engine.token_ids import Ids, head_of
 from hypic.errors import PromptError
 from hypic.types import Policy, Segment
@@ -48,7 +48,8 @@ class Interior:
     """Prompt positions that are cached, of the planned segment ``number``, which begins at ``origin``.
 
     ``key`` names the entry: what tokens from ``start`` on do, when a text that ends at ``stop`` is encoded alone from
-    ``origin`` on. So an interior that ends before its segment is simply the interior of a shorter text.
+    ``origin`` on. So an interior that ends before its segment is simply the interior of a shorter text. Alone means:
+    behind ``primer`` where there is one, which stands in no prompt.
     """
 
     start: int
@@ -56,6 +57,17 @@ class Interior:
     origin: int
     number: int
     key: bytes
+    primer: Primer | None = None
+
+    @property
+    def behind(self) -> str:
+        """The primer's digest, empty for none."""
+        return "" if self.primer is None else self.primer.digest
+
+    @property
+    def first(self) -> int:
+        """The prompt position of the first token that was in view when it was encoded: maybe one before the prompt."""
+        return self.origin - (0 if self.primer is None else len(self.primer.ids))
 
     @property
     def seam(self) -> int:
@@ -209,7 +221,7 @@ class _Builder:
     marks: list[Mark] = field(default_factory=list)
     live_spaces: list[tuple[int, frozenset[str]]] = field(default_factory=list)
     spaces: set[str | None] = field(default_factory=set)
-    begun: dict[tuple[int, str | None], Any] = field(default_factory=dict)
+    begun: dict[tuple[int, str | None, str], Any] = field(default_factory=dict)
 
     def live(self, piece: Piece, digest: Any) -> None:
         if piece.namespaces:
@@ -244,23 +256,26 @@ class _Builder:
             return
         self.policy.check_encoding(len(piece.ids), piece.segment.seam)
         done, keys = 0, list[bytes]()
+        primer = self.identity.primer_of(len(piece.ids)) if self.policy.primed else None
         for start, stop in interiors:
-            keys.append(self._key(piece, start, stop))
+            keys.append(self._key(piece, start, stop, primer))
             digest.update((_later(done) if done else b"") + _entry(keys[-1]))
             self.row(start - done)
             self.num_tokens += stop - start
-            self.spans.append(Interior(origin + start, origin + stop, origin, len(self.segments), keys[-1]))
+            places = origin + start, origin + stop, origin
+            self.spans.append(Interior(*places, len(self.segments), keys[-1], primer))
             done = stop
         if done < len(piece.ids):
             digest.update(_live(piece.ids[done:]))
             self.row(len(piece.ids) - done)
         self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys)))
 
-    def _key(self, piece: Piece, start: int, stop: int) -> bytes:
+    def _key(self, piece: Piece, start: int, stop: int, primer: Primer | None) -> bytes:
         assert piece.segment is not None, "only segments have entries"
-        named = start, piece.segment.namespace
+        space, behind = piece.segment.namespace, "" if primer is None else primer.digest
+        named = start, space, behind
         if named not in self.begun:
-            self.begun[named] = self.identity.begun(*named, self.policy.deterministic)
+            self.begun[named] = self.identity.begun(start, space, self.policy.deterministic, behind)
         return key_of(self.begun[named], head_of(piece.ids, stop))
 
 

@@ -141,6 +141,12 @@ class Pool:
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
+    def keep(self, num_tokens: int) -> tuple[list[int], int]:
+        """Pages for so many tokens and a state slot, taken for good: nothing else is ever given them."""
+        count, have = self.pages_for(num_tokens), self.capacity
+        self.capacity = Need(have.pages - count, have.states - 1, have.transitions)
+        return self.take_pages(count), self.take_state()
+
     def take_pages(self, count: int) -> list[int]:
         """Pages with one reference each; the caller has asked ``lacks`` before."""
         assert count <= len(self._pages), f"{count} pages asked for, {len(self._pages)} are free"

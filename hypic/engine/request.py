@@ -209,7 +209,7 @@ class Request:
 
     def _interior(self, span: Interior, entry: CachedSegment) -> InteriorLink:
         assert entry.transition_slot is not None, "an interior is asked for before it is folded"
-        return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.origin)
+        return InteriorLink(entry.state_slot, entry.transition_slot, entry.num_cached, span.first)
 
     def _chain(self, links: Sequence[RowLink | InteriorLink], context: Slots, wants_logits: bool) -> Chain:
         held, compose, positions = self._held(), self.plan.policy.compose, self._key_positions()
@@ -223,7 +223,7 @@ class Request:
         positions = np.arange(len(self._held().slots))
         for span in self.plan.spans:
             if isinstance(span, Interior):
-                positions[span.start : span.stop] -= span.origin
+                positions[span.start : span.stop] -= span.first
         return positions
 
     def _held(self) -> Held:
@@ -242,7 +242,8 @@ class Load:
 
 @dataclass(eq=False)
 class Encode:
-    """A segment being encoded alone: position 0, nothing before it, no other text in view.
+    """A segment being encoded alone: position 0, nothing before it, no other text in view; or right behind ``primer``,
+    a snapshot that every segment is encoded behind, at the positions that follow it.
 
     ``slots`` are the token slots of the whole segment: the seam's are given back at the end, the interior's become the
     entry's. ``waiters`` are the requests that need it. ``base`` is an entry of a text that this one begins with: its
@@ -257,6 +258,7 @@ class Encode:
     state_slot: int
     base: CachedSegment | None = None
     is_alone: bool = False
+    primer: CachedSegment | None = None
     waiters: dict[str, Request] = field(default_factory=dict)
     done: int = 0
     away: int = 0
@@ -286,7 +288,21 @@ class Encode:
             start = max(position, known)
             position = min(len(self.entry.ids), start + budget)
             links.append(self._row(start, position, FoldInto(self.entry.state_slot, transition, start - self.seam)))
-        return Chain(links, self.slots[:position], self.state_slot if self.done else 0, self.state_slot), position
+        return Chain(links, self._context(position), self._initial_slot, self.state_slot), position
+
+    def _context(self, position: int) -> Slots:
+        own = self.slots[:position]
+        return own if self.primer is None else np.concatenate([self.primer.kv_slots, own])
+
+    @property
+    def _initial_slot(self) -> int:
+        if self.done:
+            return self.state_slot
+        return 0 if self.primer is None else self.primer.state_slot
+
+    @property
+    def _num_before(self) -> int:
+        return 0 if self.primer is None else self.primer.num_cached
 
     def _known(self) -> InteriorLink:
         base = self.base
@@ -294,4 +310,5 @@ class Encode:
         return InteriorLink(base.state_slot, base.transition_slot, base.num_cached, 0)
 
     def _row(self, start: int, stop: int, fold: FoldInto | None) -> RowLink:
-        return RowLink(self.entry.ids[start:stop], start, self.slots[start:stop], None, fold)
+        place = self._num_before + start
+        return RowLink(self.entry.ids[start:stop], place, self.slots[start:stop], None, fold)

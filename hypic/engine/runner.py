@@ -24,7 +24,7 @@ from hypic.engine.read_back import ReadBack
 from hypic.engine.rehearsal import Limits, plan_rows, rehearse
 from hypic.engine.sampler import Likeliest, SampledToken
 from hypic.engine.sampling_state import on
-from hypic.engine.segment import Identity
+from hypic.engine.segment import CachedSegment, Identity
 from hypic.engine.shares import step_tokens
 from hypic.engine.sizing import ahead_of, split_of
 from hypic.engine.storage import StorageForm
@@ -89,6 +89,7 @@ class Runner:
     weight_bytes: int
     geometry: Geometry | None = None
     graphs: Graphs | None = None
+    primer: CachedSegment | None = None
 
     @torch.inference_mode()
     def prepare_thread(self, step_tokens: int) -> None:

@@ -24,8 +24,25 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True)
+class Primer:
+    """A text behind which segments are encoded, as token ids: it stands in no prompt. ``longest`` are the most tokens
+    of a segment that still has room behind it; a longer one is encoded with nothing before it."""
+
+    ids: tuple[int, ...]
+    longest: int
+
+    @cached_property
+    def digest(self) -> str:
+        """Its name in keys."""
+        return hashlib.sha256(packed_ids(self.ids)).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
 class Identity:
     """Everything besides tokens that changes what an entry holds; ``fingerprint`` covers weights and configuration.
+
+    ``primer`` is what segments are encoded behind unless a policy says otherwise; entries are shared by engines with
+    another one or none, each under a key of its own.
 
     ``path`` is how it is computed: by kernels or without, on which kind of device. Paths agree within rounding and
     share their entries, but for deterministic requests, whose bits may not depend on who filled the store.
@@ -36,16 +53,25 @@ class Identity:
     storage: str = "lossless"
     adapter: str = ""
     path: str = field(default="", compare=False)
+    primer: Primer | None = field(default=None, compare=False)
 
-    def key(self, ids: tuple[int, ...], seam: int, namespace: str | None, deterministic: bool) -> bytes:
-        """SHA-256 over canonical bytes; position, names and claims of clients never enter."""
-        return key_of(self.begun(seam, namespace, deterministic), ids)
+    def key(
+        self, ids: tuple[int, ...], seam: int, namespace: str | None, deterministic: bool, primer: str = ""
+    ) -> bytes:
+        """SHA-256 over canonical bytes; position, names and claims of clients never enter. ``primer`` is the digest of
+        the one that the text is encoded behind; empty: none."""
+        return key_of(self.begun(seam, namespace, deterministic, primer), ids)
 
-    def begun(self, seam: int, namespace: str | None, deterministic: bool) -> Any:
+    def begun(self, seam: int, namespace: str | None, deterministic: bool, primer: str = "") -> Any:
         """The digest of a key before token ids."""
         path = f"{deterministic}:{self.path}" if deterministic else str(deterministic)
         parts = (self.fingerprint, self.dtype, self.storage, self.adapter, str(seam), path)
-        return _begun((*parts, "none" if namespace is None else f"some:{namespace}"))
+        behind = (f"behind:{primer}",) if primer else ()
+        return _begun((*parts, "none" if namespace is None else f"some:{namespace}", *behind))
+
+    def primer_of(self, num_tokens: int) -> Primer | None:
+        """What a segment of so many tokens is encoded behind."""
+        return self.primer if self.primer is not None and num_tokens <= self.primer.longest else None
 
 
 def key_of(begun: Any, ids: tuple[int, ...]) -> bytes:
@@ -102,7 +128,8 @@ class CachedSegment:
     segment. ``pins`` counts requests that use it right now, ``uses`` all that ever did. ``labels`` are all under which
     its text was passed, a snapshot's those of all texts in it. ``expires_s`` is the time (as ``time.time()`` tells it)
     from which it is no longer used; one that is forgotten goes with its last user. One ``is_trial`` was made to be
-    looked at: it is never written below the device, listed, or remembered.
+    looked at: it is never written below the device, listed, or remembered. ``primer`` is the digest of the text that it
+    was encoded behind, empty for none.
     """
 
     key: bytes
@@ -124,6 +151,7 @@ class CachedSegment:
     is_forgotten: bool = False
     num_hits: int = 0
     is_trial: bool = False
+    primer: str = ""
 
     @cached_property
     def page_numbers(self) -> Slots:

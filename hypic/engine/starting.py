@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from hypic.config import EngineConfig
+from hypic.engine import primer
 from hypic.engine.calibrate import calibrate
 from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.cost import Pace
@@ -71,8 +72,9 @@ def _start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, workers: 
     own = own_share(config)
     if own.threads is not None:
         torch.set_num_threads(own.threads)
-    runner = Runner.load(folder, replace(own, device=device_for(0, config)))
-    num_step = step_tokens(own, runner.pool.device)
+    loaded = Runner.load(folder, replace(own, device=device_for(0, config)))
+    num_step = step_tokens(own, loaded.pool.device)
+    runner = primer.primed(loaded, primer.ids_of(folder, config), num_step)
     measured = None if workers is None else calibrate(runner, num_step)
     engine = engine_of(runner, vocabulary, own, num_step)
     pace = engine.pace = None if measured is None else Pace(replace(measured[0], batch_tokens=num_step))

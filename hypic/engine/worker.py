@@ -23,6 +23,7 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import forget as forgetting
+from hypic.engine import primer
 from hypic.engine.calibrate import calibrate
 from hypic.engine.engine import Engine
 from hypic.engine.lending import Lending, Shown
@@ -210,8 +211,10 @@ def start(spec: WorkerSpec) -> Worker:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     vocabulary = vocabulary_of(Tokenizer(folder)) if spec.speaks else Vocabulary(lambda ids: "")
-    runner = Runner.load(folder, config)
-    cost, canary = calibrate(runner, step_tokens(config, runner.pool.device))
+    loaded = Runner.load(folder, config)
+    num_step = step_tokens(config, loaded.pool.device)
+    runner = primer.primed(loaded, primer.ids_of(folder, config), num_step)
+    cost, canary = calibrate(runner, num_step)
     engine = engine_of(runner, vocabulary, config, cost.batch_tokens)
     engine.pace = pace = Pace(cost)
     loop, device = EngineLoop(engine), runner.pool.device

@@ -17,6 +17,7 @@ from hypic.engine.batch import Batch
 from hypic.engine.engine import Engine
 from hypic.engine.kernel_choice import geometry_of, path_of
 from hypic.engine.plan import Piece
+from hypic.engine.primer import primed
 from hypic.engine.runner import Runner, StepResult
 from hypic.engine.segment import CachedSegment
 from hypic.engine.storage import StorageForm
@@ -47,6 +48,7 @@ class Bench:
         store: str | None = None,
         form: StorageForm = StorageForm(),
         num_ahead: int = 0,
+        primer: tuple[int, ...] = (),
     ) -> None:
         self.watched = Watched(getattr(loaded.model, "model", loaded.model), is_noting=not num_ahead)
         pool = SizedPool(loaded, page_size, sizes, form, num_ahead)
@@ -60,6 +62,7 @@ class Bench:
             loaded.weight_bytes,
             geometry,
         )
+        runner = primed(runner, primer, max_step_tokens)
         vocabulary = Vocabulary(lambda ids: "".join(chr(0x4E00 + i) for i in ids), eos_ids)
         tiers = EngineConfig(store=store).tiers
         self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes, tiers)
@@ -160,7 +163,9 @@ class Bench:
     def key(self, piece: Piece, policy: Policy = POLICY) -> bytes:
         assert piece.segment is not None, "live text has no key"
         identity = self.engine.runner.identity
-        return identity.key(piece.ids, policy.seam, piece.segment.namespace, policy.deterministic)
+        primer = identity.primer_of(len(piece.ids)) if policy.primed else None
+        behind = "" if primer is None else primer.digest
+        return identity.key(piece.ids, policy.seam, piece.segment.namespace, policy.deterministic, behind)
 
     def contents(self, piece: Piece, policy: Policy = POLICY) -> dict[str, Tensor]:
         """All that is kept of a segment, layer by layer; a short interior's tail is cut to what it holds."""
@@ -208,6 +213,10 @@ class Bench:
             states.append(entry.state_slot)
             transitions += [entry.transition_slot] if entry.transition_slot is not None else []
             pages += entry.pages
+        kept = self.engine.runner.primer
+        if kept is not None:
+            states.append(kept.state_slot)
+            pages += kept.pages
         for job in jobs:
             states.append(job.state_slot)
             pages += job.seam_pages

@@ -55,13 +55,15 @@ class Reference:
         compose: Compose = "transition",
         rotate: bool = True,
         faults: Faults = SOUND,
+        primer: Sequence[int] = (),
     ) -> Result:
         """What the chain's rows give, from scratch.
 
         ``compose`` and ``rotate`` are ablations: ``addition`` takes an interior's T as the identity, ``last``
-        as zero; ``rotate=False`` leaves an interior's keys at their local positions.
+        as zero; ``rotate=False`` leaves an interior's keys at their local positions. Segments are encoded behind
+        ``primer``, which is no part of the chain.
         """
-        return self._forward(self._chain(links, faults.shift_seam_by), How(compose, rotate, faults))
+        return self._forward(self._chain(links, faults.shift_seam_by, tuple(primer)), How(compose, rotate, faults))
 
     def full(self, ids: Sequence[int]) -> Result:
         """Full recompute: the chain of one row."""
@@ -73,7 +75,9 @@ class Reference:
         alone = self._forward([Row(tuple(ids), 0)], How())
         return Encoded(tuple(_keep(end, start) for end in alone.layers), start, len(ids) - start)
 
-    def _chain(self, links: Sequence[Live | SegmentLink], shift: int) -> list[Row | Interior]:
+    def _chain(
+        self, links: Sequence[Live | SegmentLink], shift: int, primer: tuple[int, ...]
+    ) -> list[Row | Interior]:
         chain: list[Row | Interior] = []
         entries: dict[tuple[tuple[int, ...], int], Encoded] = {}
         position = 0
@@ -86,8 +90,8 @@ class Reference:
                 if ids[start:stop]:
                     first = min(max(start + shift, 0), stop)
                     key = (ids[:stop], first)
-                    entries[key] = entries.get(key) or self.encode(ids[:stop], first)
-                    chain.append(Interior(entries[key], position))
+                    entries[key] = entries.get(key) or self.encode(primer + ids[:stop], len(primer) + first)
+                    chain.append(Interior(entries[key], position - len(primer)))
                 done = max(done, stop)
             if ids[done:]:
                 chain.append(Row(ids[done:], position + done))

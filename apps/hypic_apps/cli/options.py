@@ -27,6 +27,7 @@ HELP: Mapping[str, str] = {
     "ttl": "seconds after which what is cached is forgotten, e.g. 3600 or alice=3600,*=86400",
     "seed": "seed of dummy weights",
     "load_format": " or ".join(LOAD_FORMATS),
+    "primer": "text behind which segments are encoded; by default the checkpoint's own; '' is none",
     "adapter": "folder or repository of one PEFT LoRA adapter, merged into the weights",
     "workers": "processes with a replica of the model each",
     "launcher": f"who starts the workers: {' or '.join(LAUNCHERS)}",
@@ -42,6 +43,7 @@ HELP: Mapping[str, str] = {
     "seam_share": "least share of a segment that its head seam takes",
     "seam_every": "a further seam every so many tokens of a segment; encoding grows with their number; 0: none",
     "live_last": "how many of the prompt's last segments are run live",
+    "primed": "encode segments behind the primer, if there is one",
     "deterministic": "results that do not depend on the batch",
 }
 

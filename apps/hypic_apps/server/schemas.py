@@ -57,6 +57,7 @@ class HypicOptions(BaseModel):
     seam_share: float | None = None
     seam_every: int | None = None
     live_last: int | None = None
+    primed: bool | None = None
     split_flat: bool = True
     parse: Literal["all", "reasoning", "none"] = "all"
     return_tokens: bool = False

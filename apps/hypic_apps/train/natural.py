@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from hypic_apps.train.corpus import Article, Country, Gloss
-from hypic_apps.train.passages import Ask, Passage
+from hypic_apps.train.passages import Ask, Passage, first_sentence
 
 NAME = r"((?:[A-Z][\w'’\-]+|[A-Z]\.)(?: (?:[A-Z][\w'’\-]+|[A-Z]\.|de|von|van|der|la|of|the|[IVX]+))*(?<=\w))"
 CLAUSE_END = re.compile(
@@ -119,7 +119,10 @@ def _description(article: Article, name: str) -> Iterator[Ask]:
 
 
 def article_passage(article: Article, asks: Sequence[Ask], r: Random) -> Passage:
-    """An article as a passage, with or without its title and description; keeps the ``asks`` that it then answers."""
+    """An article as a passage, with or without its title and description; keeps the ``asks`` that it then answers.
+
+    Its first sentence is that of the article itself, behind title and description.
+    """
     described = bool(article.description) and r.random() < 0.5
     name, text = article.title, article.text
     if described:
@@ -139,7 +142,7 @@ def article_passage(article: Article, asks: Sequence[Ask], r: Random) -> Passage
         if a.answer in head + body
         and (described or not a.question.startswith("When") or not a.question.endswith((" born?", " die?")))
     )
-    return Passage(head + body, body.split(". ")[0], kept)
+    return Passage(head + body, first_sentence(body), kept)
 
 
 def _cut(text: str, length: int) -> str:

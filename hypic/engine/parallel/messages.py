@@ -157,7 +157,7 @@ class Want:
 
     ``is_trial``: it is only looked at, and not kept once it was sent. ``deterministic``: it is for a request that is,
     and so encoded in a step of its own. ``waits``: there is no room for it yet, so ``Ready`` is said when it is made,
-    and it is sent after ``Go``.
+    and it is sent after ``Go``. ``primer`` is the digest of the text that it is encoded behind, empty for none.
     """
 
     nonce: int
@@ -172,6 +172,7 @@ class Want:
     is_trial: bool = False
     deterministic: bool = False
     waits: bool = False
+    primer: str = ""
 
 
 @dataclass(frozen=True)

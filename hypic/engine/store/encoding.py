@@ -143,6 +143,7 @@ def _image(header: Header, tensors: dict[str, Tensor]) -> EntryImage:
         deterministic=metadata["deterministic"] == "1",
         labels=about.labels,
         expires_s=about.expires_s,
+        primer=metadata.get("primer", ""),  # which the first versions did not know
         **{label: metadata.get(label) for label in LABELS},
     )
 

@@ -59,7 +59,8 @@ class About:
 
     @property
     def identity(self) -> Identity:
-        return Identity(*(self.metadata[name] for name in ("fingerprint", "dtype", "storage", "adapter")))
+        told = self.metadata
+        return Identity(told["fingerprint"], told["dtype"], told["storage"], told["adapter"])
 
     @property
     def labels(self) -> frozenset[Label]:
@@ -111,6 +112,7 @@ def _metadata(image: EntryImage) -> dict[str, str]:
         "storage": identity.storage,
         "adapter": identity.adapter,
         "seam": str(image.seam),
+        "primer": image.primer,
         "snapshot": str(int(image.is_snapshot)),
         "deterministic": str(int(image.deterministic)),
         "tokens": str(len(image.ids)),

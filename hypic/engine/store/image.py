@@ -46,7 +46,8 @@ class AttentionPart:
 
 @dataclass(frozen=True)
 class EntryImage:
-    """One entry; ``ids`` are all its tokens, the seam's first, and parts stand in order of depth."""
+    """One entry; ``ids`` are all its tokens, the seam's first, and parts stand in order of depth. ``primer`` is the
+    digest of the text that it was encoded behind, empty for none."""
 
     key: bytes
     ids: tuple[int, ...]
@@ -61,6 +62,7 @@ class EntryImage:
     source: str | None = None
     labels: frozenset[Label] = frozenset()
     expires_s: float | None = None
+    primer: str = ""
 
     @property
     def num_cached(self) -> int:
@@ -121,6 +123,7 @@ def view(pool: Pool, entry: CachedSegment, identity: Identity) -> EntryImage:
         source=entry.source,
         labels=frozenset(entry.labels),
         expires_s=entry.expires_s,
+        primer=entry.primer,
     )
 
 
@@ -164,6 +167,7 @@ def take(pool: Pool, image: EntryImage) -> CachedSegment:
         deterministic=image.deterministic,
         labels=set(image.labels),
         expires_s=image.expires_s,
+        primer=image.primer,
     )
 
 
@@ -206,7 +210,7 @@ def check(image: EntryImage, layout: Layout, identity: Identity) -> None:
     if image.identity != identity:
         raise StoreCorrupt(f"the entry {image.key.hex()[:16]} belongs to another model; it is left alone.")
     if not image.is_snapshot:
-        key = identity.key(image.ids, image.seam, image.namespace, image.deterministic)
+        key = identity.key(image.ids, image.seam, image.namespace, image.deterministic, image.primer)
         _demand(image.key == key and 0 <= image.seam < len(image.ids), image, "its key is not that of its tokens")
     _demand(len(image.linear) == len(layout.linear), image, "it has another number of linear layers")
     _demand(len(image.attention) == len(layout.attention), image, "it has another number of full-attention layers")
