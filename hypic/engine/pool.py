@@ -69,6 +69,7 @@ class Pool:
         self.ahead = list(range(self.num_states + num_ahead, self.num_states, -1))
         self._transitions = list(range(self.num_transitions - 1, -1, -1))
         self._references = np.zeros(self.num_pages, dtype=np.int32)
+        self.num_kept = 0
         self._allocate()
         self.table = SlotTable(num_running, max_context, device)
 
@@ -144,6 +145,7 @@ class Pool:
     def keep(self, num_tokens: int) -> tuple[list[int], int]:
         """Pages for so many tokens and a state slot, taken for good: nothing else is ever given them."""
         count, have = self.pages_for(num_tokens), self.capacity
+        self.num_kept += num_tokens
         self.capacity = Need(have.pages - count, have.states - 1, have.transitions)
         return self.take_pages(count), self.take_state()
 

@@ -162,7 +162,7 @@ class Decoder(nn.Module):
 
     def _step(self, batch: Batch, pool: Pool) -> Step:
         dtype = pool.layout.state_dtype
-        longest = pool.max_context if batch.kernels else max(len(context.slots) for context in batch.contexts)
+        longest = pool.max_context if batch.kernels else _reach(batch, pool)
         turns = angles = moves = None
         if self.rotary is not None and pool.layout.attention:
             keys = [self.rotary(context.key_positions, longest, dtype) for context in batch.contexts]
@@ -172,3 +172,9 @@ class Decoder(nn.Module):
             angles = self.linear_rotary(batch.positions, longest, dtype)
             moves = self.linear_rotary.moves(batch.interior_origins, longest, dtype)
         return Step(batch, pool, turns, angles, moves)
+
+
+def _reach(batch: Batch, pool: Pool) -> int:
+    """More than any position or distance of a step: what was encoded behind a primer may be moved back by its length,
+    or stay at a place that lies so much further on."""
+    return max(len(context.slots) for context in batch.contexts) + pool.num_kept

@@ -96,7 +96,8 @@ class Rotary(nn.Module):
 
     def forward(self, positions: Tensor, longest: int, dtype: torch.dtype) -> Angles:
         """Angles of ``positions [N]``, all below ``longest``, with YaRN's attention factor."""
-        angles = self.moves(positions, longest, dtype)
+        cos, sin = self._rows(longest, positions.device, dtype).index_select(1, positions).unbind(0)
+        angles = Angles(cos, sin)
         return angles if self.scale == 1.0 else Angles(angles.cos * self.scale, angles.sin * self.scale)
 
     def table(self, longest: int, device: torch.device, dtype: torch.dtype) -> Angles:
@@ -110,10 +111,14 @@ class Rotary(nn.Module):
         return kept
 
     def moves(self, distances: Tensor, longest: int, dtype: torch.dtype) -> Angles:
-        """Rotations by ``distances [N]``, for what is in place already: without the attention factor."""
+        """Rotations by ``distances [N]``, for what is in place already: without the attention factor.
+
+        A distance may be negative, where what is moved stood behind more text than it will: by that much it is turned
+        back. All are below ``longest`` in magnitude.
+        """
         table = self._rows(longest, distances.device, dtype)
-        cos, sin = table.index_select(1, distances).unbind(0)
-        return Angles(cos, sin)
+        cos, sin = table.index_select(1, distances.abs()).unbind(0)
+        return Angles(cos, sin * distances.sign()[:, None])
 
     def _rows(self, longest: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         table = self._table.get((device, dtype))

@@ -51,9 +51,11 @@ class Models:
         dtype: str = "float64",
         max_step_tokens: int = 8192,
         sizes: tuple[int, int, int] = (200, 48, 24),
+        **options: Any,
     ) -> Bench:
         loaded = self.runner(name, dtype)
-        return Bench(loaded, sizes=sizes, max_context=1024, max_running=4, max_step_tokens=max_step_tokens)
+        settings = {"max_context": 1024, "max_running": 4, "max_step_tokens": max_step_tokens, **options}
+        return Bench(loaded, sizes=sizes, **settings)
 
     def alone(self, name: str, pieces: Prompt, policy: Policy = POLICY, max_tokens: int = 1) -> Answer:
         """What a fresh engine answers, run once for all: a test that breaks the engine asks before it does."""
@@ -81,9 +83,9 @@ def live_error(models: Models, name: str, dtype: str) -> float:
     return error_to_truth(models, name, prompt, answer, dtype)
 
 
-def segment_error(models: Models, name: str, dtype: str, prompt: Prompt) -> float:
+def segment_error(models: Models, name: str, dtype: str, prompt: Prompt, **options: Any) -> float:
     """A prompt for which reuse is exact, cold and warm, against transformers in float64."""
-    engine = models.bench(name, dtype)
+    engine = models.bench(name, dtype, **options)
     cold, warm = engine.ask(prompt), engine.ask(prompt)
     assert "encoded" in cold.outcomes and "hit" in warm.outcomes and len(warm.logits) <= len(cold.logits)
     return max(error_to_truth(models, name, prompt, answer) for answer in (cold, warm))
@@ -94,9 +96,9 @@ def head_error(models: Models, name: str, dtype: str = "float64") -> float:
     return segment_error(models, name, dtype, only_segment())
 
 
-def single_error(models: Models, name: str, dtype: str = "float64") -> float:
+def single_error(models: Models, name: str, dtype: str = "float64", **options: Any) -> float:
     """Many segments, in a model of one mixing layer."""
-    return segment_error(models, name, dtype, many_segments())
+    return segment_error(models, name, dtype, many_segments(), **options)
 
 
 def pieces_error(models: Models, name: str, num_tokens: int, patch: pytest.MonkeyPatch) -> float:
