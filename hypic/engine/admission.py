@@ -292,8 +292,9 @@ class Admission:
 
     def _reason(self, request: Request, span: Interior, base: CachedSegment | None, given: str) -> str:
         planned = request.plan.segments[span.number]
-        reason = self.history.reason(planned.segment, planned.ids, span.key, span.seam)
-        self.history.note(planned.segment, planned.ids, span.key, span.seam)
+        how = planned.segment, planned.ids, span.key, span.seam, span.behind
+        reason = self.history.reason(*how)
+        self.history.note(*how)
         if base is None:
             return given or reason
         request.continued[span.key] = base.num_cached

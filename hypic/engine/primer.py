@@ -15,9 +15,10 @@ from pathlib import Path
 
 from hypic.config import EngineConfig
 from hypic.engine.chain import ZERO_SLOT, Chain, RowLink
+from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner
 from hypic.engine.segment import CachedSegment, Primer
-from hypic.engine.sizing import Need
+from hypic.engine.sizing import Need, reserve
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import CheckpointError, ConfigError
 from hypic.types import Prompt, Segment
@@ -27,6 +28,8 @@ FILE = "primer.txt"
 BETWEEN, NEXT = "\n\n", "next"
 # No primer is longer than this share of the context: segments need room behind it.
 MOST = 0.25
+# It is run in pieces of so many tokens, whatever a step holds, so that entries that outlive a setting have its bits.
+PIECE_TOKENS = 512
 
 
 def text_of(folder: Path, config: EngineConfig) -> str:
@@ -60,26 +63,39 @@ def primed(runner: Runner, ids: tuple[int, ...], max_step_tokens: int) -> Runner
     """A runner that encodes segments behind ``ids``: they are run here, and what they leave is kept for good.
 
     Raises:
-        ConfigError: the primer is too long for the context or for the memory.
+        ConfigError: the primer is too long for the context or for the memory, or what it gives is not finite.
     """
     if not ids:
         return runner
-    pool, most = runner.pool, int(MOST * runner.max_context)
-    if len(ids) > most:
-        raise ConfigError(
-            f"the primer has {len(ids)} tokens, and of a context of {runner.max_context} it may take {most}; "
-            "pass a shorter one, or primer='' for none."
-        )
     _demand_room(runner, len(ids))
-    pages, state = pool.keep(len(ids))
-    slots = pool.slots_of(pages, len(ids))
-    for start in range(0, len(ids), max_step_tokens):
-        stop = min(len(ids), start + max_step_tokens)
-        row = RowLink(ids[start:stop], start, slots[start:stop])
-        runner.run([Chain([row], slots[:stop], state if start else ZERO_SLOT, state)])
+    kept = _kept(runner.pool, ids)
+    _run(runner, kept, min(max_step_tokens, PIECE_TOKENS))
     identity = replace(runner.identity, primer=Primer(ids, runner.max_context - len(ids)))
-    kept = CachedSegment(b"", ids, slots, tuple(pages), state, None, len(pages) * pool.page_bytes)
     return replace(runner, identity=identity, primer=kept)
+
+
+def _kept(pool: Pool, ids: tuple[int, ...]) -> CachedSegment:
+    """Where a primer's state and K/V will be."""
+    pages, state = pool.keep(len(ids))
+    num_bytes = len(pages) * pool.page_bytes + pool.layout.state_bytes
+    return CachedSegment(b"", ids, pool.slots_of(pages, len(ids)), tuple(pages), state, None, num_bytes)
+
+
+def _run(runner: Runner, kept: CachedSegment, piece_tokens: int) -> None:
+    """Fill it, piece by piece.
+
+    Raises:
+        ConfigError: what the model gives is not finite, as all segments behind it would be.
+    """
+    ids, slots, state = kept.ids, kept.kv_slots, kept.state_slot
+    for start in range(0, len(ids), piece_tokens):
+        stop = min(len(ids), start + piece_tokens)
+        row = RowLink(ids[start:stop], start, slots[start:stop])
+        if runner.run([Chain([row], slots[:stop], state if start else ZERO_SLOT, state)]).broken:
+            raise ConfigError(
+                "the model produced NaN or infinity for the primer; check the checkpoint, pass dtype='float32', "
+                "or primer='' for none."
+            )
 
 
 def _demand_room(runner: Runner, num_tokens: int) -> None:
@@ -88,8 +104,13 @@ def _demand_room(runner: Runner, num_tokens: int) -> None:
     Raises:
         ConfigError: there is none.
     """
-    pool = runner.pool
-    need = Need(pool.pages_for(num_tokens) + pool.pages_for(runner.max_context), 4, 1)
+    pool, most = runner.pool, int(MOST * runner.max_context)
+    if num_tokens > most:
+        raise ConfigError(
+            f"the primer has {num_tokens} tokens, and of a context of {runner.max_context} it may take {most}; "
+            "pass a shorter one, or primer='' for none."
+        )
+    need = reserve(pool.page_size, runner.max_context, 1) + Need(pool.pages_for(num_tokens), 1)
     if not pool.could_hold(need):
         have = pool.capacity
         raise ConfigError(

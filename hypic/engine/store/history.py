@@ -28,11 +28,12 @@ class PlannedText(Protocol):
 
 @dataclass(frozen=True)
 class Seen:
-    """One way in which a text was encoded, and for whom first."""
+    """One way in which a text was encoded, behind which primer, and for whom first."""
 
     key: bytes
     seam: int
     label: Label
+    primer: str = ""
 
     @property
     def namespace(self) -> str | None:
@@ -56,12 +57,12 @@ class History:
         # By an entry's key and a label: the texts that begin with the entry's tokens, by the key of their last entry.
         self._parts: OrderedDict[bytes, dict[Label, dict[bytes, tuple[int, ...]]]] = OrderedDict()
 
-    def note(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> None:
-        """A segment was encoded."""
+    def note(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int, primer: str = "") -> None:
+        """A segment was encoded, behind the primer of that digest."""
         content = _content(ids)
         self._expired.pop(key, None)
         before = tuple(seen for seen in self._texts.pop(content, ()) if seen.key != key)
-        self._texts[content] = (*before, Seen(key, seam, label_of(segment)))
+        self._texts[content] = (*before, Seen(key, seam, label_of(segment), primer))
         if segment.name is not None:
             self._names.pop(label_of(segment), None)
             self._names[label_of(segment)] = segment.text
@@ -124,7 +125,7 @@ class History:
             for label in [label for label in table if fits({label})]:
                 del table[label]
 
-    def reason(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int) -> str:
+    def reason(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int, primer: str = "") -> str:
         """Why ``key`` has no entry."""
         before = self._texts.get(_content(ids), ())
         if any(seen.key == key for seen in before):
@@ -133,7 +134,8 @@ class History:
             return self._other_text(segment) or "first time"
         differing = {(seen.seam != seam, seen.namespace != segment.namespace) for seen in before}
         if (False, False) in differing:
-            return "other policy"
+            alike = [seen for seen in before if seen.seam == seam and seen.namespace == segment.namespace]
+            return "other policy" if any(seen.primer == primer for seen in alike) else "other primer"
         return "other namespace" if (False, True) in differing else "other seam"
 
     def _other_text(self, segment: Segment) -> str:
