@@ -60,7 +60,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.rehearsal",),
     ("hypic.engine.shares",),
     ("hypic.engine.runner",),
-    ("hypic.engine.speed",),
+    ("hypic.engine.primer", "hypic.engine.speed"),
     ("hypic.engine.request", "hypic.engine.task"),
     ("hypic.engine.answer",),
     ("hypic.engine.jobs", "hypic.engine.work"),
@@ -119,7 +119,7 @@ ONLY: Mapping[str, tuple[str, ...]] = {
     # What reuse costs shows in states and logits, which no public name gives out.
     "hypic_apps.eval": (
         *("hypic", "hypic.engine.plan", "hypic.engine.shares", "hypic.engine.runner", "hypic.engine.work"),
-        "hypic.engine.engine",
+        *("hypic.engine.engine", "hypic.engine.primer"),
         *(
             "hypic.engine.sampler",
             "hypic.engine.sampling_state",

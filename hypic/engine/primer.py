@@ -18,9 +18,10 @@ from hypic.engine.chain import ZERO_SLOT, Chain, RowLink
 from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner
 from hypic.engine.segment import CachedSegment, Primer
+from hypic.engine.shares import step_tokens
 from hypic.engine.sizing import Need, reserve
 from hypic.engine.tokenizer import Tokenizer
-from hypic.errors import CheckpointError, ConfigError
+from hypic.errors import CheckpointError, ConfigError, PromptError
 from hypic.types import Prompt, Segment
 
 FILE = "primer.txt"
@@ -48,15 +49,37 @@ def text_of(folder: Path, config: EngineConfig) -> str:
 
 
 def ids_of(folder: Path, config: EngineConfig) -> tuple[int, ...]:
-    """The token ids of a prompt's head: the chat template's scaffolding, each paragraph of the primer as a passage,
-    glue; none if there is no primer."""
+    """The token ids of a prompt's head: the chat template's scaffolding if there is one, each paragraph of the primer
+    as a passage, glue; none if there is no primer.
+
+    Raises:
+        CheckpointError: the checkpoint's own primer is no text.
+        ConfigError: it cannot be encoded.
+    """
     text = text_of(folder, config)
     if not text:
         return ()
-    passages = [Segment(passage) for passage in text.split(BETWEEN)]
-    pieces = Tokenizer(folder).encode(Prompt([*passages, Segment(NEXT)], NEXT))
+    passages, tokenizer = [Segment(passage) for passage in text.split(BETWEEN)], Tokenizer(folder)
+    try:
+        head = Prompt([*passages, Segment(NEXT)], NEXT, template=tokenizer.has_chat_template)
+        pieces = tokenizer.encode(head)
+    except PromptError as error:
+        why = str(error).rstrip(".")
+        raise ConfigError(f"the primer cannot be read: {why}; or pass primer='' for none.") from error
     last = max(number for number, piece in enumerate(pieces) if piece.segment is not None)
     return tuple(id for piece in pieces[:last] for id in piece.ids)
+
+
+def load(folder: Path, config: EngineConfig) -> Runner:
+    """A checkpoint on its device, which encodes segments behind its primer if it has one.
+
+    Raises:
+        UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
+        ConfigError: the device, the memory budget or the primer cannot be right.
+    """
+    ids = ids_of(folder, config)  # first: what cannot be read is said before gigabytes are
+    runner = Runner.load(folder, config)
+    return primed(runner, ids, step_tokens(config, runner.pool.device))
 
 
 def primed(runner: Runner, ids: tuple[int, ...], max_step_tokens: int) -> Runner:
