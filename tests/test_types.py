@@ -145,6 +145,7 @@ def test_prompts_are_frozen_values() -> None:
         ({"rotate": None}, "rotate is None; pass True or False"),
         ({"rotate": 1}, "rotate is 1; pass True or False"),
         ({"deterministic": "no"}, "deterministic is 'no'; pass True or False"),
+        ({"primed": 1}, "primed is 1; pass True or False"),
     ],
 )
 def test_policies_that_cannot_be_right(values: dict[str, Any], sentence: str) -> None:
@@ -161,6 +162,7 @@ def test_the_shortest_segment_follows_the_seam() -> None:
     [
         ({"dtype": "int8"}, "dtype is 'int8'; choose one of 'auto', 'float64'"),
         ({"load_format": "pickle"}, "load_format is 'pickle'"),
+        ({"primer": b"text"}, "primer is b'text'; pass a text, '' for none, or None for the checkpoint's own"),
         ({"memory": 1.5}, "memory is 1.5; pass bytes as a whole number, a size such as '8GiB', or a share"),
         ({"memory": "1.5"}, "memory is '1.5'; pass bytes"),
         ({"memory": "0.0"}, "memory is '0.0'; pass bytes"),

@@ -92,6 +92,13 @@ def test_every_engine_setting_has_a_flag_with_help() -> None:
     assert EngineConfig.of(**engine_settings(args)).policy.seam == 4
 
 
+def test_a_primer_is_given_as_text_and_switched_off_by_a_flag() -> None:
+    parse = build().parse_args
+    assert engine_settings(parse(["chat", "--primer", "Two words."])) == {"primer": "Two words."}
+    assert engine_settings(parse(["chat", "--primer", "", "--no-primed"])) == {"primer": "", "primed": False}
+    assert EngineConfig.of(**engine_settings(parse(["chat", "--primed"]))).policy.primed is True
+
+
 def test_help_tells_seconds_from_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--help"]) == 0
     out = capsys.readouterr().out

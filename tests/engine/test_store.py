@@ -210,6 +210,8 @@ def test_everything_that_changes_an_entry_changes_its_key() -> None:
         SOUND.key((1, 2, 3), 8, "none", False),
         SOUND.key((1, 2, 3), 8, "tenant", False),
         SOUND.key((1, 2, 3), 8, None, True),
+        SOUND.key((1, 2, 3), 8, None, False, "behind"),
+        SOUND.key((1, 2, 3), 8, "behind:behind", False),
         Identity("other", "torch.float32").key((1, 2, 3), 8, None, False),
         Identity("model", "torch.bfloat16").key((1, 2, 3), 8, None, False),
         Identity("model", "torch.float32", storage="bf16").key((1, 2, 3), 8, None, False),
@@ -248,6 +250,10 @@ def test_history_knows_why_a_key_is_new() -> None:
     assert history.reason(plain, ids, b"l", 4) == "other seam"
     assert history.reason(Segment("the text", namespace="t"), ids, b"m", 8) == "other namespace"
     assert history.reason(plain, ids, b"n", 8) == "other policy"
+    assert history.reason(plain, ids, b"p", 8, "behind") == "other primer"
+    history.note(plain, ids, b"p", 8, "behind")
+    assert history.reason(plain, ids, b"q", 8, "behind") == "other policy", "that is not what differs"
+    assert history.reason(plain, ids, b"q", 4, "behind") == "other seam"
     assert history.reason(Segment("the words", name="n"), (7,), b"o", 8).startswith("same name but other text")
     assert history.reason(Segment("the words", name="n", source="s"), (7,), b"o", 8) == "first time"
 

@@ -46,6 +46,7 @@ KEYWORDS = [
     ({"hypic": 5}, "hypic is 5; pass a mapping with fields of the policy"),
     ({"hypic": {"seem": 5}}, "'seem' (did you mean 'seam'?); known are"),
     ({"hypic": {"deterministic": "no"}}, "deterministic is 'no'; pass True or False"),
+    ({"hypic": {"primed": "no"}}, "primed is 'no'; pass True or False"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs is 5; pass a mapping"),
     ({"namespace": 5}, "namespace is 5; pass text"),
     ({"stop": 5}, "stop is 5; pass a text, or a list of texts"),

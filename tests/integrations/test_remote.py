@@ -106,7 +106,7 @@ def test_as_many_alternatives_as_the_engine_gives(prompt: Any, number: int, llm:
 
 
 def test_policy_and_sampling_arrive(llm: LLM, remote: RemoteEngine) -> None:
-    policy = Policy(reuse="none", seam=4, deterministic=True)
+    policy = Policy(reuse="none", seam=4, deterministic=True, primed=False)
     sampling = SamplingParams(max_tokens=9, temperature=1.2, top_k=40, top_p=0.9, seed=3, stop=["zzz"], min_p=0.01)
     whole = Completion.join(list(remote.stream(PROMPTS[0], sampling, policy=policy)))
     assert whole.report is not None and whole.report.policy == policy and whole.report.reused_tokens == 0

@@ -111,6 +111,8 @@ USER = {"role": "user", "content": "x"}
         (CHAT, hello(deterministc=True), "deterministc",
          "deterministc is not known to this server; did you mean hypic.deterministic?"),
         (CHAT, hello(seam=4), "seam", "seam is not known to this server; did you mean hypic.seam?"),
+        (CHAT, hello(primed=False), "primed", "primed is not known to this server; did you mean hypic.primed?"),
+        (CHAT, hello(hypic={"primed": "no"}), "hypic.primed", 'hypic.primed is "no"; send true or false.'),
         *((CHAT, hello(**{name: False}), name, f"{name} is not known to this server; in chats, chat_template_kwargs")
           for name in ("enable_thinking", "thinking", "reasoning")),
         (CHAT, hello(extra_body={}), "extra_body",
@@ -179,6 +181,8 @@ def test_what_a_client_leaves_out_is_as_the_server_was_started() -> None:
         assert engine.last.policy == Policy() and engine.last.sampling.max_tokens == engine.max_context
         client.post(CHAT, json=hello(max_completion_tokens=7, max_tokens=9, hypic={"seam": 4, "reuse": "prefix"}))
         assert engine.last.policy == Policy("prefix", 4) and engine.last.sampling.max_tokens == 7
+        client.post(CHAT, json=hello(hypic={"primed": False}))
+        assert engine.last.policy == Policy(primed=False)
         client.post(CHAT, json=hello(stop="x", top_k=3, min_p=0.1, ignore_eos=True, seed=5, presence_penalty=1))
         sampling = engine.last.sampling
         assert (sampling.stop, sampling.top_k, sampling.min_p, sampling.ignore_eos) == (("x",), 3, 0.1, True)
