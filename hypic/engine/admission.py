@@ -17,11 +17,12 @@ from types import MappingProxyType
 
 import numpy as np
 
+from hypic.engine.encode import Encode, Load
 from hypic.engine.jobs import Jobs
 from hypic.engine.lookup import ONE_ENCODE, Found, Lookup
 from hypic.engine.plan import Interior, PlannedSegment
 from hypic.engine.pool import Pool
-from hypic.engine.request import Encode, Held, Load, Request
+from hypic.engine.request import Held, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore
@@ -32,7 +33,7 @@ from hypic.engine.store.tiered import Choice, Tiered
 
 @dataclass
 class Admission:
-    """Takes memory for requests; ``jobs`` make the entries that are not there."""
+    """Takes memory for requests; ``jobs`` make the entries that are not there, behind ``primer`` if there is one."""
 
     pool: Pool
     store: DeviceStore
@@ -292,9 +293,7 @@ class Admission:
 
     def _reason(self, request: Request, span: Interior, base: CachedSegment | None, given: str) -> str:
         planned = request.plan.segments[span.number]
-        how = planned.segment, planned.ids, span.key, span.seam, span.behind
-        reason = self.history.reason(*how)
-        self.history.note(*how)
+        reason = self.history.met(planned.segment, planned.ids, span.key, span.seam, span.behind)
         if base is None:
             return given or reason
         request.continued[span.key] = base.num_cached

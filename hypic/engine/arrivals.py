@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from hypic.engine.encode import Encode
 from hypic.engine.engine import Engine
 from hypic.engine.free_memory import attempted
 from hypic.engine.parallel.cost import Lately
@@ -21,7 +22,6 @@ from hypic.engine.parallel.wants import Counts, Pending
 from hypic.engine.parcel import Opened, write
 from hypic.engine.payload import note
 from hypic.engine.pool import Pool
-from hypic.engine.request import Encode
 from hypic.engine.segment import CachedSegment
 
 

@@ -12,9 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
+from hypic.engine.encode import Encode, Load
 from hypic.engine.plan import Interior
 from hypic.engine.pool import Pool
-from hypic.engine.request import Encode, Load, Request
+from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment, Label
 from hypic.engine.sizing import Need
 from hypic.engine.store.device import DeviceStore

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hypic.engine.admission import Admission
+from hypic.engine.encode import Encode
 from hypic.engine.parallel.assign import Job, Member
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.cost import NO_LINK, Pace
 from hypic.engine.parallel.progress import num_begun
 from hypic.engine.parallel.view import View
-from hypic.engine.request import Encode
 
 
 @dataclass

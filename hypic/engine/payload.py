@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hypic.engine.encode import Encode
 from hypic.engine.engine import Engine
 from hypic.engine.layout import Layout
 from hypic.engine.parallel.messages import Entry, Parcel, Want
 from hypic.engine.parallel.packing import most_bytes
 from hypic.engine.parallel.wants import Pending
 from hypic.engine.parcel import Content, Opened, check
-from hypic.engine.request import Encode
 from hypic.engine.segment import CachedSegment
 from hypic.engine.storage import StorageForm, norms
 from hypic.engine.store.image import EntryImage

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from hypic.engine.arrivals import Arrivals, awaited
 from hypic.engine.asking import Asking
+from hypic.engine.encode import Encode
 from hypic.engine.own_work import OwnWork, job_of
 from hypic.engine.parallel.assign import PLANNERS, Placed, alike
 from hypic.engine.parallel.stealing import to_take_back
 from hypic.engine.parallel.wants import Pending
-from hypic.engine.request import Encode
 
 
 class Placing:

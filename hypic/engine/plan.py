@@ -6,13 +6,12 @@ answer is one too. What the caches hold only decides which spans must still be c
 
 from __future__ import annotations
 
-import hashlib
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from hypic.engine import prefix_hash
 from hypic.engine.segment import Identity, Label, Primer, key_of, label_of
 from hypic.engine.token_ids import Ids, head_of
 from hypic.errors import PromptError
@@ -138,8 +137,8 @@ class Plan:
     def digest_after(self, generated: Sequence[int]) -> bytes:
         """The name of the prompt followed by generated tokens."""
         digest = self._hash.copy()
-        digest.update(_live(generated))
-        return _named(digest, {label.namespace for label in self.labels(len(self.ids))})
+        digest.update(prefix_hash.live(generated))
+        return prefix_hash.named(digest, {label.namespace for label in self.labels(len(self.ids))})
 
     def labels(self, length: int) -> set[Label]:
         """Under which names the texts of the first ``length`` positions were passed, one that is cut off as well."""
@@ -154,39 +153,6 @@ class Plan:
         last = self.spans[-1]
         spans = (*self.spans[:-1], Row(last.start, last.stop + len(generated)))
         return replace(self, ids=Ids((*self.ids.runs, tuple(generated))), spans=spans)
-
-
-def _live(ids: Sequence[int]) -> bytes:
-    """Live tokens in the running hash; borders between runs leave no trace."""
-    return struct.pack(f"<{len(ids)}i", *ids)
-
-
-def _entry(key: bytes) -> bytes:
-    """A cached segment in the running hash; no token id is -1."""
-    return b"\xff\xff\xff\xff" + key
-
-
-def _named(digest: Any, spaces: set[str | None]) -> bytes:
-    """A running hash together with the namespaces of what it covers, so that none is continued from another one.
-
-    Only which they are enters, not where each begins: borders inside live text leave no trace.
-    """
-    named = digest.copy()
-    for space in sorted(space for space in spaces if space is not None):
-        named.update(b"\xfe\xff\xff\xff" + len(space.encode()).to_bytes(8, "little") + space.encode())
-    return bytes(named.digest())
-
-
-def _start(policy: Policy, identity: Identity) -> Any:
-    """The running hash before the first token: everything besides tokens that changes a running state."""
-    digest = hashlib.sha256(identity.key((), policy.seam if policy.compose != "transition" else 0, None, False))
-    digest.update(f"{policy.compose}|{policy.rotate}|{policy.deterministic}".encode())
-    return digest
-
-
-def _later(start: int) -> bytes:
-    """A further interior of a segment in the running hash, behind the row that begins at the segment's ``start``."""
-    return b"\xfd\xff\xff\xff" + start.to_bytes(8, "little")
 
 
 def _live_reason(piece: Piece, policy: Policy, interiors: Sequence[tuple[int, int]], later: Later) -> str:
@@ -230,9 +196,9 @@ class _Builder:
         done = 0
         if piece.is_answer and len(piece.ids) > 1:
             done = len(piece.ids) - 1
-            digest.update(_live(piece.ids[:done]))
-            self.marks.append(Mark(self.num_tokens + done, _named(digest, self.spaces), is_taken=False))
-        digest.update(_live(piece.ids[done:]))
+            digest.update(prefix_hash.live(piece.ids[:done]))
+            self.marks.append(Mark(self.num_tokens + done, prefix_hash.named(digest, self.spaces), is_taken=False))
+        digest.update(prefix_hash.live(piece.ids[done:]))
         self.row(len(piece.ids))
 
     def row(self, num_tokens: int) -> None:
@@ -251,7 +217,7 @@ class _Builder:
         self.spaces.add(piece.segment.namespace)
         if reason:
             self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, (), reason))
-            digest.update(_live(piece.ids))
+            digest.update(prefix_hash.live(piece.ids))
             self.row(len(piece.ids))
             return
         self.policy.check_encoding(len(piece.ids), piece.segment.seam)
@@ -259,14 +225,14 @@ class _Builder:
         primer = self.identity.primer_of(len(piece.ids)) if self.policy.primed else None
         for start, stop in interiors:
             keys.append(self._key(piece, start, stop, primer))
-            digest.update((_later(done) if done else b"") + _entry(keys[-1]))
+            digest.update((prefix_hash.later(done) if done else b"") + prefix_hash.entry(keys[-1]))
             self.row(start - done)
             self.num_tokens += stop - start
             places = origin + start, origin + stop, origin
             self.spans.append(Interior(*places, len(self.segments), keys[-1], primer))
             done = stop
         if done < len(piece.ids):
-            digest.update(_live(piece.ids[done:]))
+            digest.update(prefix_hash.live(piece.ids[done:]))
             self.row(len(piece.ids) - done)
         self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys)))
 
@@ -289,7 +255,7 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
     pieces = [piece for piece in pieces if piece.ids]
     if not pieces:
         raise PromptError("the prompt has no token; give it some text.")
-    builder, digest = _Builder(policy, identity), _start(policy, identity)
+    builder, digest = _Builder(policy, identity), prefix_hash.start(policy, identity)
     num_segments = sum(piece.segment is not None for piece in pieces)
     for number, piece in enumerate(pieces):
         num_later = len(pieces) - 1 - number
@@ -299,7 +265,7 @@ def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:
             builder.segment(piece, digest, Later(num_segments - len(builder.segments) - 1, num_later))
         ends = piece.ends_message or (policy.reuse == "prefix" and piece.segment is not None)
         if ends and num_later and isinstance(builder.spans[-1], Row):
-            builder.marks.append(Mark(builder.num_tokens, _named(digest, builder.spaces)))
+            builder.marks.append(Mark(builder.num_tokens, prefix_hash.named(digest, builder.spaces)))
     marks = () if policy.reuse == "none" else tuple(builder.marks)
     spaces = tuple(builder.live_spaces)
     return Plan(

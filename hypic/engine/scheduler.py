@@ -11,7 +11,8 @@ from functools import partial
 from itertools import islice
 
 from hypic.engine.admission import Admission
-from hypic.engine.request import Encode, Held, Request
+from hypic.engine.encode import Encode
+from hypic.engine.request import Held, Request
 from hypic.engine.segment import CachedSegment
 from hypic.engine.sizing import Need
 from hypic.engine.snapshots import Snapshots

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hypic.engine.chain import Chain
+from hypic.engine.encode import Encode
 from hypic.engine.plan import Mark
-from hypic.engine.request import Encode, Request
+from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment
 
 

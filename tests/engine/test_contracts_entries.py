@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hypic.engine import scheduler
-from hypic.engine.request import Encode
+from hypic.engine.encode import Encode
 from hypic.types import Policy
 from tests.engine.expected import TOLERANCE, Checkpoints, relative
 from tests.engine.faults import FAULTS, cases

@@ -15,9 +15,9 @@ from torch import Tensor
 from hypic.config import EngineConfig
 from hypic.engine.batch import RowLink
 from hypic.engine.chain import ZERO_SLOT
+from hypic.engine.encode import Encode
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
-from hypic.engine.request import Encode
 from hypic.engine.runner import Runner
 from hypic.engine.segment import CachedSegment
 from hypic.types import Policy, Segment

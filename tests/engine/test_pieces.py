@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from hypic.engine import scheduler
+from hypic.engine.encode import Encode
 from hypic.engine.jobs import Jobs
 from hypic.engine.plan import Piece
-from hypic.engine.request import Encode
 from hypic.types import Policy
 from tests.engine.answer import Answer
 from tests.engine.expected import TOLERANCE, Checkpoints

@@ -57,6 +57,12 @@ class History:
         # By an entry's key and a label: the texts that begin with the entry's tokens, by the key of their last entry.
         self._parts: OrderedDict[bytes, dict[Label, dict[bytes, tuple[int, ...]]]] = OrderedDict()
 
+    def met(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int, primer: str = "") -> str:
+        """Why ``key`` has no entry; from now on it counts as encoded."""
+        reason = self.reason(segment, ids, key, seam, primer)
+        self.note(segment, ids, key, seam, primer)
+        return reason
+
     def note(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int, primer: str = "") -> None:
         """A segment was encoded, behind the primer of that digest."""
         content = _content(ids)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hypic.engine import scheduler
 from hypic.engine.affine import Affine
+from hypic.engine.encode import Encode
 from hypic.engine.plan import Piece
 from hypic.engine.pool import Pool
-from hypic.engine.request import Encode
 from hypic.errors import NonFiniteOutput
 from hypic.types import Policy, Segment
 from tests.checkpoints import random_ids

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from hypic.engine.batch import InteriorLink
+from hypic.engine.encode import Encode
 from hypic.engine.plan import Interior, Piece
-from hypic.engine.request import Encode, Request
+from hypic.engine.request import Request
 from hypic.engine.segment import CachedSegment
 from hypic.types import Segment
 from tests.checkpoints import random_ids

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from hypic.engine.encode import Encode
 from hypic.engine.own_work import OwnWork
 from hypic.engine.parallel.caller import Self
 from hypic.engine.parallel.cost import EncodeCost, Pace
 from hypic.engine.parallel.wants import Counts, Pending, Wants
 from hypic.engine.placing import Placing
 from hypic.engine.plan import Piece
-from hypic.engine.request import Encode
 from hypic.engine.task import Task
 from hypic.types import SamplingParams
 from tests.engine.harness import Bench
