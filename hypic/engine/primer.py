@@ -50,7 +50,8 @@ def text_of(folder: Path, config: EngineConfig) -> str:
 
 def ids_of(folder: Path, config: EngineConfig) -> tuple[int, ...]:
     """The token ids of a prompt's head: the chat template's scaffolding if there is one, each paragraph of the primer
-    as a passage, glue; none if there is no primer.
+    as a passage, glue; none if there is no primer. A template that tells the date is left out: what is kept would
+    not be found on the next day.
 
     Raises:
         CheckpointError: the checkpoint's own primer is no text.
@@ -61,8 +62,7 @@ def ids_of(folder: Path, config: EngineConfig) -> tuple[int, ...]:
         return ()
     passages, tokenizer = [Segment(passage) for passage in text.split(BETWEEN)], Tokenizer(folder)
     try:
-        head = Prompt([*passages, Segment(NEXT)], NEXT, template=tokenizer.has_chat_template)
-        pieces = tokenizer.encode(head)
+        pieces = tokenizer.encode(Prompt([*passages, Segment(NEXT)], NEXT, template=tokenizer.has_timeless_template))
     except PromptError as error:
         why = str(error).rstrip(".")
         raise ConfigError(f"the primer cannot be read: {why}; or pass primer='' for none.") from error

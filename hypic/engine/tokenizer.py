@@ -94,6 +94,11 @@ class Tokenizer:
         """Whether messages can be encoded; otherwise only ``Prompt(..., template=False)``."""
         return self._hf.chat_template is not None
 
+    @property
+    def has_timeless_template(self) -> bool:
+        """Whether there is a chat template, and it does not ask what day it is."""
+        return self.has_chat_template and "strftime_now" not in str(self._hf.chat_template)
+
     def encode(
         self,
         prompt: PromptLike,

@@ -3,6 +3,7 @@ or listed."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from hypic import LLM, Policy, Prompt, SamplingParams, Segment, saved
 from hypic.checkpoints import bundled
 from hypic.config import EngineConfig
 from hypic.engine import primer
+from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import CheckpointError, ConfigError
 from tests.checkpoints import qwen
 from tests.engine.tiny_tokenizers import save_bytelevel
@@ -88,6 +90,21 @@ def test_a_model_without_a_chat_template_may_have_one(tmp_path: Path) -> None:
     with LLM(str(bare), primer=TEXT, **SETTINGS) as llm:
         report = llm.generate(Prompt([Segment(passage(1))], "?", template=False), sampling()).report
         assert outcomes(report) == ["encoded"] and not llm.tokenizer.has_chat_template
+
+
+def test_a_template_that_tells_the_time_gives_the_same_every_day(folder: Path, tmp_path: Path) -> None:
+    dated = Path(shutil.copytree(folder, tmp_path / "model"))
+    template = "It is {{ strftime_now('%H:%M:%S.%f') }}. {% for m in messages %}{{ m['content'] }}{% endfor %}"
+    for file in dated.glob("chat_template*"):
+        file.unlink()
+    settings = json.loads((dated / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (dated / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}), encoding="utf-8")
+    prompt = Prompt([Segment("text")], "?")
+    heads = [[piece.ids for piece in Tokenizer(dated).encode(prompt)] for _ in range(2)]
+    assert heads[0] != heads[1], "a prompt tells the time"
+    assert ids(dated, TEXT) == ids(dated, TEXT) != ids(folder, TEXT)
+    assert Tokenizer(dated).has_chat_template and not Tokenizer(dated).has_timeless_template
+    assert Tokenizer(folder).has_timeless_template
 
 
 def test_what_is_no_text_is_refused(folder: Path, with_file: Path, tmp_path: Path) -> None:
