@@ -83,7 +83,7 @@ def locate(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "primer.txt"]
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

@@ -7,15 +7,17 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from hypic import LLM, Policy, Prompt, SamplingParams, Segment, saved
 from hypic.checkpoints import bundled
 from hypic.config import EngineConfig
-from hypic.engine import primer
+from hypic.engine import primer, weights
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import CheckpointError, ConfigError
 from tests.checkpoints import qwen
@@ -60,6 +62,19 @@ def ids(folder: Path, text: str | None = None) -> tuple[int, ...]:
 def test_the_checkpoints_own_is_the_default(folder: Path, with_file: Path) -> None:
     assert ids(folder) == () and ids(with_file) == ids(folder, TEXT) != ()
     assert ids(with_file, "") == () and ids(with_file, "Another.") == ids(folder, "Another.") != ids(with_file)
+
+
+def test_a_repositorys_own_is_had_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked_for: list[str] = []
+
+    def download(model: str, allow_patterns: list[str]) -> str:
+        asked_for.extend(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert weights.locate("someone/model") == tmp_path
+    assert any(fnmatch(primer.FILE, pattern) for pattern in asked_for)
+    assert not any(fnmatch("pytorch_model.bin", pattern) for pattern in asked_for)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", " \t\r\n \n"])
