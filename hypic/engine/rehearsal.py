@@ -185,6 +185,7 @@ def state_steps(made: Makings, limits: Limits) -> Iterator[Step]:
         yield [made.chain(length)]
         yield [made.chain(made.kept(length), length)]
         yield [made.chain(made.folded(length, 1), start=SEAM, wants_logits=False)]
+        yield [made.chain(SEAM, made.folded(length), start=SEAM, wants_logits=False)]  # behind a primer
     if limits.min_run_tokens is not None:
         first, *others = run_steps(made, limits.min_run_tokens)
         yield from (first, *others)
@@ -200,6 +201,7 @@ def run_steps(made: Makings, min_tokens: int) -> Iterator[Step]:
     if half > SHORT_ROW:
         yield [made.chain(SEAM, made.folded(length - SEAM), wants_logits=False)] * count
         yield [made.chain(made.folded(length - SEAM, 1), start=SEAM, wants_logits=False)] * count
+        yield [made.chain(SEAM, made.folded(length - 2 * SEAM), start=SEAM, wants_logits=False)] * count
         yield [made.chain(made.kept(half), length - half)] * count
 
 
