@@ -13,7 +13,7 @@ from tests.checkpoints import random_ids
 from tests.engine.expected import TOLERANCE, Checkpoints, links
 from tests.engine.faults import FAULTS, cases
 from tests.engine.harness import Bench
-from tests.engine.prompts import POLICY, few_segments, many_segments
+from tests.engine.prompts import POLICY, few_segments, live, many_segments, seg
 from tests.reference import Result
 
 Make = Callable[..., Bench]
@@ -48,6 +48,20 @@ def test_cached_equals_uncached(name: str, prompt: str, dtype: str, bench: Make,
 def test_in_pieces_and_by_kernels(name: str, step: int, kernels: str, bench: Make, checkpoints: Checkpoints) -> None:
     engine = bench(name, primer=PRIMER, max_step_tokens=step, kernels=kernels, page_size=4, max_context=1024)
     assert engine.ask(few_segments()).error_to(expected(checkpoints, name, few_segments())) < TOLERANCE["float64"]
+
+
+@pytest.mark.parametrize("step", [100, 8192])
+@pytest.mark.parametrize("seam", [0, 8, 60])
+@pytest.mark.parametrize("name", MODELS)
+def test_long_segments_are_walked_by_kernels_from_the_primers_state(
+    name: str, seam: int, step: int, bench: Make, checkpoints: Checkpoints
+) -> None:
+    """Rows so long that one kernel carries the state: a fold may begin with the chain, at a state that is not zero."""
+    pieces, policy = [live(3, 1), *(seg(n, n) for n in (300, 450, 170, 290)), live(5, 2)], POLICY.with_(seam=seam)
+    engine = bench(name, primer=PRIMER, kernels="on", max_step_tokens=step)
+    answer = engine.ask(pieces, policy)
+    assert answer.error_to(expected(checkpoints, name, pieces, policy)) < TOLERANCE["float64"]
+    assert answer.error_to(expected(checkpoints, name, pieces, policy, PRIMER[1:])) > 100 * TOLERANCE["float64"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

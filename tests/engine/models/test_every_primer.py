@@ -74,6 +74,7 @@ def test_what_is_kept_is_what_one_text_leaves(name: str, models: Every) -> None:
     expected = kept_as_one(models, name)
     assert worst(kept(models, name, PRIMER), expected) < EXACT
     assert worst(kept(models, name, PRIMER, max_step_tokens=16), expected) < EXACT
+    assert worst(kept(models, name, PRIMER, kernels="on"), expected) < EXACT
     for other in (PRIMER[1:], PRIMER[:-1], (*PRIMER[:20], *PRIMER[21:], 5), ()):
         assert bites(worst(kept(models, name, other), expected))
 
@@ -106,12 +107,14 @@ def test_what_is_kept_bites(
 # -- against the written-out references ------------------------------------------------------------------------------
 
 
-def reference_error(models: Every, name: str, prompt: str, dtype: str = "float64", **changes: Any) -> float:
+def reference_error(
+    models: Every, name: str, prompt: str, dtype: str = "float64", kernels: str = "auto", **changes: Any
+) -> float:
     """Cold and warm."""
     pieces, policy = PROMPTS[prompt], POLICY.with_(**changes)
     reference = REFERENCES[name](models.folder(name))
     wanted = reference.evaluate(links(pieces, policy), compose=policy.compose, rotate=policy.rotate, primer=PRIMER)
-    engine = models.bench(name, dtype, primer=PRIMER)
+    engine = models.bench(name, dtype, primer=PRIMER, kernels=kernels)
     cold, warm = engine.ask(pieces, policy), engine.ask(pieces, policy)
     assert "encoded" in cold.outcomes and set(warm.outcomes) == {"hit"}
     return max(cold.error_to(wanted), warm.error_to(wanted))
@@ -122,6 +125,12 @@ def reference_error(models: Every, name: str, prompt: str, dtype: str = "float64
 @pytest.mark.parametrize("name", REFERENCES)
 def test_answers_are_the_references(name: str, prompt: str, dtype: str, models: Every) -> None:
     assert reference_error(models, name, prompt, dtype) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_steps_by_kernels_are_the_references(name: str, prompt: str, models: Every) -> None:
+    assert reference_error(models, name, prompt, kernels="on") < EXACT
 
 
 @pytest.mark.parametrize("name", REFERENCES)
