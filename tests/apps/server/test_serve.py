@@ -25,6 +25,8 @@ from tests.apps.server.serving import Process, serve, until
 LONG = "river and mill " * 700
 # Pieces of it are never reused, so that it stays slow.
 SLOW: dict[str, Any] = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 3, "hypic": {"reuse": "none"}}
+PARTS = [{"type": "text", "text": text} for text in ("river and mill " * 20, "Who?")]
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": PARTS}], "max_tokens": 2}
 
 
 def metric(server: Process, name: str) -> float:
@@ -100,6 +102,23 @@ def test_a_reachable_server_finishes_what_it_has_begun_when_interrupted(folder: 
         assert lines[-1] == "data: [DONE]"
         _, err = running.process.communicate(timeout=60)
     assert running.process.returncode == 130 and err == "interrupted\n"
+
+
+def test_requests_are_answered_behind_a_primer_unless_they_say_otherwise(folder: Path) -> None:
+    def said(hypic: dict[str, Any]) -> dict[str, Any]:
+        body, url = {**BODY, "hypic": hypic}, f"{running.url}/chat/completions"
+        found: dict[str, Any] = httpx.post(url, json=body, timeout=60).json()
+        return found
+
+    with serve(str(folder), "--dtype", "float64", "--primer", "The river Aro is long.") as running:
+        first, without, again = said({}), said({"primed": False}), said({"primed": True})
+        refused = said({"primed": 1})
+        listed = httpx.get(f"{running.root}/v1/hypic/entries", timeout=60).text
+    outcomes = [[segment["outcome"] for segment in one["hypic"]["segments"]] for one in (first, without, again)]
+    assert outcomes == [["encoded"], ["encoded"], ["hit"]]
+    assert without["hypic"]["segments"][0]["reason"] == "other primer"
+    assert first["usage"]["prompt_tokens"] == without["usage"]["prompt_tokens"] and "Aro" not in listed
+    assert refused["error"]["message"] == "hypic.primed is 1; send true or false."
 
 
 # -- clients ---------------------------------------------------------------------------------------------------------
