@@ -26,7 +26,7 @@ VERBS = (
     "Copy out", "Return", "Give me", "Put down", "Write down",
 )  # fmt: skip
 # Characters of an answer, about 8 to 120 tokens; words that name a sentence, and how many it must have besides.
-LENGTHS = (36, 460)
+LENGTHS = (36, 420)
 NUM_WORDS, MOST_WORDS, REST = (3, 4, 5), 9, 6
 TRIES = 3
 BEGINS = (
@@ -44,7 +44,7 @@ MENTIONS = (
 )  # fmt: skip
 FOLLOWS = (
     *made(('what follows the words "{w}"', 'the rest of the sentence after "{w}"',
-           'all that comes behind "{w}" in that sentence'), WAYS_OF_ONE, 12, VERBS),
+           'all that comes behind "{w}" in its sentence'), WAYS_OF_ONE, 12, VERBS),
     'What follows the words "{w}"?', 'How does the sentence go on after "{w}"?', '"{w} ..." How does it go on?',
     'What comes after "{w}" in the sentence?', 'Which words follow "{w}" up to the end of the sentence?',
     'With which words does the sentence continue behind "{w}"?',

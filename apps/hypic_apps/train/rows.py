@@ -42,9 +42,9 @@ class Stage:
 
 
 LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
-SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.5}
+SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.6}
 FULL = {
-    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.5,
+    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.8,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
 DATA_VERSION = 7
@@ -54,15 +54,15 @@ DATA_VERSION = 7
 # of their words.
 LISTED_IN_ORDER = Emphasis(1.0, start=4.0, end=3.0)
 LONG_ANSWERS = {
-    "2hop_think": Emphasis(0.35, end=0.35), "keyfacts": LISTED_IN_ORDER, "order_list": Emphasis(0.6, start=3.0, end=2.0),
-    "order_sentence": Emphasis(0.7, start=2.0, end=2.0), "facts": Emphasis(0.3, start=1.5),
+    "2hop_think": Emphasis(0.35, end=0.35), "facts": Emphasis(0.3, start=1.5), "keyfacts": LISTED_IN_ORDER,
+    "order_list": Emphasis(0.6, start=3.0, end=2.0), "order_sentence": Emphasis(0.7, start=2.0, end=2.0),
     quoting.KIND: Emphasis(0.7, start=2.0, end=2.0),
 }  # fmt: skip
 LATER = Weights(passage=0.05, question=0.03, text=0.5)
 # Few and short passages a list, so that there are many lists: their order is learned from where each item begins.
 LISTED = (2, 9)
-# Of lists, those over articles alone, of how many at least, and those over articles among invented passages.
-ALONE, FEWEST_ALONE, AMONG_INVENTED = 0.65, 3, 0.15
+# Of lists, those over articles alone, three to nine, and those over articles among invented passages.
+ALONE, AMONG_INVENTED = 0.62, 0.16
 # Tokens that a later message of a chat needs for a list of several passages.
 LEAST_FOR_LISTS = 600
 # The chance that a context is asked for one or two spans of its text, where there are real passages and elsewhere, and
@@ -149,7 +149,7 @@ class Rows:
             return passages, [a for p in passages for a in p.asks]
         mixed = r.randint(1, max(1, number - 1))
         if kind == "lists" and r.random() < ALONE:
-            return self.library.articles_alone(max(number, FEWEST_ALONE), r), []
+            return self.library.articles_alone(min(number + 1, LISTED[1]), r), []
         among = AMONG_INVENTED / (1 - ALONE)
         real = {"natural": number, "mixed": mixed, "lists": mixed if r.random() < among else 0}.get(kind, 0)
         most_facts = r.randint(1, stage.most_facts) if kind == "lists" else stage.most_facts

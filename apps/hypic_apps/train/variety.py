@@ -22,7 +22,7 @@ INVENTED, BRIDGED = 0.3, 0.5
 # name a thing they are not about, and of relations that only training has.
 RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
 # Of near misses, those of a kind of value that the thing has: as a rule, they would teach to refuse whatever is told in
-# unknown words.
+# unknown words. Of plain ones of a kind of value that it has none of, those that are asked.
 NEAREST, VALUELESS = 0.2, 0.5
 # Relations of which another thing's passage may tell, so their absence cannot be asked for.
 IMPLIED = frozenset({"spouse", "country", "lifespan", "birth_year", "death_year", "twin", "role"})
@@ -128,17 +128,21 @@ def missing(world: World, kind: str, subject: str, relations: Sequence[Relation]
 def lacking(world: World, kind: str, subject: str) -> list[Relation]:
     """Plain relations that a thing lacks and others of its kind have: the nearest that a passage can miss.
 
-    None for whose kind of value the thing has one told in any words, which the question might mean; half of those for
-    whose kind of value it has none: to refuse these takes no reading of the words.
+    None for whose kind of value the thing has one told in any words, which the question might mean.
     """
     plain = {id(x) for x in world.schema[kind] if not x.invented}
     own = [f.relation for f in world.facts if f.subject == subject]
     strange = {x.value for x in own if id(x) not in plain}
     others = {id(f.relation): f.relation for f in world.facts if f.kind == kind and id(f.relation) in plain}
     near = [x for x in others.values() if x.value not in strange and x.key not in IMPLIED]
-    values = {x.value for x in own}
-    near = [x for x in near if x.value in values or world.r.random() < VALUELESS]
     return [x for x in near if not any(is_alike(x, o) or is_alike(o, x) for o in own)]
+
+
+def is_worth_asking(world: World, subject: str, relation: Relation) -> bool:
+    """Whether to ask for what a thing lacks: by chance, where it has none of that kind of value, since to refuse then
+    takes no reading of the words."""
+    values = {f.relation.value for f in world.facts if f.subject == subject}
+    return relation.value in values or world.r.random() < VALUELESS
 
 
 def bridging(world: World, first: Fact) -> str:

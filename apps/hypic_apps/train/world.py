@@ -224,10 +224,11 @@ class World:
         subjects = sorted({(f.kind, f.subject) for f in self.facts if f.kind not in ("task", "handbook")})
         self.r.shuffle(subjects)
         found = (variety.lacking(self, kind, subject) for kind, subject in subjects)
-        near = ((subject, x) for (_, subject), x in zip(subjects, found, strict=True) if x)
+        near = ((subject, self.r.choice(x)) for (_, subject), x in zip(subjects, found, strict=True) if x)
+        worth = ((subject, x) for subject, x in near if variety.is_worth_asking(self, subject, x))
         return [
-            Ask("none", self.r.choice(self.r.choice(x).asked(self.split)).replace("{s}", subject), NOT_STATED)
-            for subject, x in itertools.islice(near, number)
+            Ask("none", self.r.choice(x.asked(self.split)).replace("{s}", subject), NOT_STATED)
+            for subject, x in itertools.islice(worth, number)
         ]
 
     def unstated_asks(self, number: int) -> list[Ask]:
