@@ -8,7 +8,14 @@ from dataclasses import replace
 from random import Random
 
 from hypic_apps.train.corpus import Article, Corpus
-from hypic_apps.train.natural import article_asks, article_passage, base_title, country_passage, gloss_passage
+from hypic_apps.train.natural import (
+    article_asks,
+    article_passage,
+    base_title,
+    called,
+    country_passage,
+    gloss_passage,
+)
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.reading import asks_of
 
@@ -36,7 +43,7 @@ class Library:
         asks = self._asks.get(article.title)
         if asks is None:
             asks = self._asks[article.title] = tuple(article_asks(article))
-        return article_passage(article, asks, r)
+        return replace(article_passage(article, asks, r), about=called(article))
 
     def absent(self, passages: Sequence[Passage], r: Random) -> list[Ask]:
         """A question on an article that is not among the passages, nor named in them; mostly one, or none."""

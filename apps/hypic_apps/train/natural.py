@@ -145,7 +145,7 @@ def article_passage(article: Article, asks: Sequence[Ask], r: Random) -> Passage
         if a.answer in head + body
         and (described or not a.question.startswith("When") or not a.question.endswith((" born?", " die?")))
     )
-    return Passage(head + body, body.split(". ")[0], kept, about=called(article))
+    return Passage(head + body, body.split(". ")[0], kept)
 
 
 def _cut(text: str, length: int) -> str:

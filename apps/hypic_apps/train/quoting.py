@@ -71,10 +71,10 @@ ABOUT = (
 )  # fmt: skip
 CLOSED = re.compile(r"(?<=[.!?])[ \t]+(?=[\"“(]?[A-Z0-9])|\n+")
 ABBREVIATED = re.compile(
-    r"(?:\b(?:[A-Za-z]|St|Sts|Jr|Sr|Mr|Mrs|Ms|Dr|Mt|Ft|No|Nos|Inc|Ltd|Co|Corp|Bros|vs|etc|ca|approx|Gen|Col|Capt|"
+    r"(?:\b(?:[A-Za-z]|St|Sts|Jr|Sr|Mr|Mrs|Ms|Dr|Mt|Ft|No|Nos|Inc|Ltd|Co|Corp|Bros|vs|etc|ca|approx|transl|lit|Gen|Col|Capt|"
     r"Prof|Rev|Gov|Sen|Lt|Sgt|Vol|pp|ed|est|[a-z]\.[a-z]|[A-Z]\.[A-Z])\.|\.\.\.)$"
 )
-WHOLE_SENTENCE = re.compile(r"[\"“(]?[A-Z0-9].*[.!?][\"”)]?$")
+WHOLE_SENTENCE = re.compile(r"[\"“(]?[A-Z0-9].*[.!?][\"”)]?")
 TELLING = re.compile(rf"(?<=[a-z,(] )(?:\d[\d,.]*\d\b|{NAME})")
 
 
@@ -118,9 +118,9 @@ def sentences(passage: Passage) -> tuple[str, ...]:
 
 
 def is_fit(span: str) -> bool:
-    """Whether a span is of the length that is asked for, and a whole sentence."""
-    low, high = LENGTHS
-    return low <= len(span) <= high and "\n" not in span and WHOLE_SENTENCE.match(span) is not None
+    """Whether a span is of the length that is asked for, and a whole sentence, its quotes and brackets closed."""
+    is_closed = span.count('"') % 2 == 0 and span.count("(") == span.count(")")
+    return LENGTHS[0] <= len(span) <= LENGTHS[1] and is_closed and WHOLE_SENTENCE.fullmatch(span) is not None
 
 
 def drawn(shown: Shown, fit: Callable[[str], bool] = is_fit) -> str | None:
@@ -168,7 +168,7 @@ def follows(shown: Shown) -> Ask | None:
 def after(shown: Shown) -> Ask | None:
     """The sentence behind the one that begins so, in one passage."""
     pairs = list(pairwise(sentences(shown.passages[shown.passage()])))
-    found = [(one, other) for one, other in pairs if is_fit(other) and WHOLE_SENTENCE.match(one)]
+    found = [(one, other) for one, other in pairs if is_fit(other) and WHOLE_SENTENCE.fullmatch(one)]
     one, other = shown.r.choice(found) if found else ("", None)
     return asked(shown, NEXT, beginning(shown, one) if one else None, other)
 
