@@ -70,7 +70,7 @@ LEAST_FOR_LISTS = 600
 QUOTED, QUOTED_INVENTED, SOON = 0.8, 0.1, 8
 # The chance that a context is also asked about the order of its passages; of such contexts, the share that has few
 # passages, and how few. Longer rows are asked more, so that the share of such questions stays.
-ORDERED, SHORT_ORDERED, FEW = 0.4, 0.6, (2, 5)
+ORDERED, SHORT_ORDERED, FEW = 0.34, 0.6, (2, 5)
 TOKENS_PER_ORDER_ASK = 200
 # The chance that sections of a rulebook stand among the passages of a context.
 RULED = 0.36

@@ -191,8 +191,8 @@ def test_rows_of_all_stages_ask_for_order(corpus: Corpus, relations: Schema, enc
     rows = Rows(corpus, relations, encoder)
     only = Stage(1.0, STAGES[stage].num_tokens, (2, 4), 3, Weights(), {"world": 1.0})
     start = LONG_ANSWERS["order_list"].start
-    heavy = [bool((rows.make(only, Random(seed)).weights == start).any()) for seed in range(24)]
-    assert 1 <= sum(heavy) < 20
+    heavy = [bool((rows.make(only, Random(seed)).weights == start).any()) for seed in range(40)]
+    assert 1 <= sum(heavy) < 34
 
 
 def test_the_paper_on_order_is_right_and_the_same_again(corpus: Corpus, relations: Schema, encoder: Encoder) -> None:
