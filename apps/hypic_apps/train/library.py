@@ -62,7 +62,7 @@ class Library:
         return replace(passage, asks=(*passage.asks, *more))
 
     def articles_alone(self, number: int, r: Random) -> list[Passage]:
-        """``number`` articles as passages, without the questions of training; a part of them hard to copy."""
+        """At most ``number`` articles as passages, none twice, without the questions of training; some hard to copy."""
         chosen = [r.choice(self.hard if r.random() < HARD else self.articles) for _ in range(number)]
         return [self.article(a, r) for a in {a.title: a for a in chosen}.values()]
 

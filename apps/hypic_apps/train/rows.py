@@ -42,9 +42,9 @@ class Stage:
 
 
 LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
-SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.6}
+SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.5}
 FULL = {
-    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.8,
+    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.5,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
 DATA_VERSION = 7
@@ -67,7 +67,7 @@ ALONE, AMONG_INVENTED = 0.62, 0.16
 LEAST_FOR_LISTS = 600
 # The chance that a context is asked for one or two spans of its text, where there are real passages and elsewhere, and
 # behind how many other questions at most.
-QUOTED, QUOTED_INVENTED, SOON = 0.8, 0.1, 8
+QUOTED, QUOTED_INVENTED, SOON = 0.7, 0.1, 8
 # The chance that a context is also asked about the order of its passages; of such contexts, the share that has few
 # passages, and how few. Longer rows are asked more, so that the share of such questions stays.
 ORDERED, SHORT_ORDERED, FEW = 0.34, 0.6, (2, 5)
