@@ -19,8 +19,9 @@ from hypic_apps.train.natural import (
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.reading import asks_of
 
-# Of articles that are only copied from, the share of those that are hard to copy, and what their first sentences have.
-HARD, LONG = 0.4, 180
+# Of articles that are only copied from, the share of those that are hard to copy, and what their first sentences have;
+# the chance that the others are of one topic, so that they begin alike.
+HARD, LONG, ALIKE = 0.4, 180, 0.3
 STRANGE = re.compile(r"[^\x00-\x7f–’]|[\"“=+*/^]|\(.{30}|\d.*\d.*\d{4}.*\d{4}")
 
 
@@ -63,7 +64,8 @@ class Library:
 
     def articles_alone(self, number: int, r: Random) -> list[Passage]:
         """At most ``number`` articles as passages, none twice, without the questions of training; some hard to copy."""
-        chosen = [r.choice(self.hard if r.random() < HARD else self.articles) for _ in range(number)]
+        pool = self.by_topic[r.choice(sorted(self.by_topic))] if r.random() < ALIKE else self.articles
+        chosen = [r.choice(self.hard if r.random() < HARD else pool) for _ in range(number)]
         return [self.article(a, r) for a in {a.title: a for a in chosen}.values()]
 
     def passages(self, number: int, r: Random) -> list[Passage]:
