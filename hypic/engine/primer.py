@@ -17,6 +17,7 @@ from hypic.config import EngineConfig
 from hypic.engine.chain import ZERO_SLOT, Chain, RowLink
 from hypic.engine.runner import Runner
 from hypic.engine.segment import CachedSegment, Primer
+from hypic.engine.shares import step_tokens
 from hypic.engine.sizing import Need
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import CheckpointError, ConfigError
@@ -27,6 +28,16 @@ FILE = "primer.txt"
 BETWEEN, NEXT = "\n\n", "next"
 # No primer is longer than this share of the context: segments need room behind it.
 MOST = 0.25
+
+
+def load(folder: Path, config: EngineConfig) -> Runner:
+    """A checkpoint folder on its device, with the primer that the settings say.
+
+    Raises:
+        UnsupportedModel, CheckpointError, ConfigError: as ``Runner.load``, ``ids_of`` and ``primed``.
+    """
+    runner = Runner.load(folder, config)
+    return primed(runner, ids_of(folder, config), step_tokens(config, runner.pool.device))
 
 
 def text_of(folder: Path, config: EngineConfig) -> str:

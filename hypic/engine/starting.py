@@ -14,7 +14,6 @@ from hypic.engine.loop import EngineLoop
 from hypic.engine.parallel.cost import Pace
 from hypic.engine.parallel.ray_actors import Launcher
 from hypic.engine.router import Router
-from hypic.engine.runner import Runner
 from hypic.engine.segment import Identity
 from hypic.engine.shares import device_for, own_share, step_tokens
 from hypic.engine.task import Vocabulary
@@ -72,9 +71,8 @@ def _start(folder: Path, config: EngineConfig, vocabulary: Vocabulary, workers: 
     own = own_share(config)
     if own.threads is not None:
         torch.set_num_threads(own.threads)
-    loaded = Runner.load(folder, replace(own, device=device_for(0, config)))
-    num_step = step_tokens(own, loaded.pool.device)
-    runner = primer.primed(loaded, primer.ids_of(folder, config), num_step)
+    runner = primer.load(folder, replace(own, device=device_for(0, config)))
+    num_step = step_tokens(own, runner.pool.device)
     measured = None if workers is None else calibrate(runner, num_step)
     engine = engine_of(runner, vocabulary, own, num_step)
     pace = engine.pace = None if measured is None else Pace(replace(measured[0], batch_tokens=num_step))

@@ -211,10 +211,8 @@ def start(spec: WorkerSpec) -> Worker:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     vocabulary = vocabulary_of(Tokenizer(folder)) if spec.speaks else Vocabulary(lambda ids: "")
-    loaded = Runner.load(folder, config)
-    num_step = step_tokens(config, loaded.pool.device)
-    runner = primer.primed(loaded, primer.ids_of(folder, config), num_step)
-    cost, canary = calibrate(runner, num_step)
+    runner = primer.load(folder, config)
+    cost, canary = calibrate(runner, step_tokens(config, runner.pool.device))
     engine = engine_of(runner, vocabulary, config, cost.batch_tokens)
     engine.pace = pace = Pace(cost)
     loop, device = EngineLoop(engine), runner.pool.device

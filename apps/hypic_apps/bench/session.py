@@ -20,6 +20,7 @@ import torch
 
 from hypic.config import EngineConfig
 from hypic.engine import forget as forgetting
+from hypic.engine import primer
 from hypic.engine.engine import Engine
 from hypic.engine.loop import EngineLoop
 from hypic.engine.plan import Piece
@@ -148,7 +149,7 @@ def session(geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with geometry.placed() as folder:
-        runner = Runner.load(folder, config)
+        runner = primer.load(folder, config)
         source = _source(folder if geometry.folder is not None else None, runner, ids, seed)
     engine = Engine(
         runner, NO_TEXT, config.max_running, step_tokens(config, runner.pool.device), config.store_bytes, config.tiers

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from hypic.checkpoints import BUNDLED, bundled, is_bundled
 from hypic.config import EngineConfig
-from hypic.engine import plan, weights
+from hypic.engine import plan, primer, weights
 from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
-from hypic.engine.runner import Runner, StepResult
+from hypic.engine.runner import StepResult
 from hypic.engine.sampler import Choice, Likeliest
 from hypic.engine.shares import step_tokens
 from hypic.engine.task import Emission, Task, Vocabulary
@@ -100,7 +100,7 @@ class Subject:
         folder = bundled() if model is None or is_bundled(model) else weights.locate(model)
         self.name, self.folder = BUNDLED if model is None else _name(model), Path(folder)
         self.tokenizer = Tokenizer(folder)
-        self.runner = Runner.load(folder, config)
+        self.runner = primer.load(folder, config)
         tokens = self.tokenizer
         vocabulary = Vocabulary(
             tokens.decode, tokens.eos_ids, tokens.byte_ids, tokens.special_ids, dict(tokens.generation_defaults)
