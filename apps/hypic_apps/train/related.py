@@ -1,0 +1,223 @@
+"""Questions in related words: "How much did X earn?" where the text tells the revenue of X.
+
+The word to ask with is near in meaning to what is told (``nearness.py``), and clearly less near to anything else that
+is told of the same thing: so what is asked for is the nearest in meaning. Some facts are told in a related word
+instead, and asked plainly. For training alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hypic_apps.train import frames
+from hypic_apps.train.frames import filled
+from hypic_apps.train.grammar import kept_back, plain, verb
+from hypic_apps.train.nearness import Floats, Near, is_form, matrix
+from hypic_apps.train.passages import Fact
+from hypic_apps.train.schema import Relation, Ways
+from hypic_apps.train.thesaurus import UNWANTED, Entry
+from hypic_apps.train.words import past, plural
+from hypic_apps.train.variety import UNINVENTED, article_of
+
+if TYPE_CHECKING:
+    from hypic_apps.train.world import World
+
+# Shares, in training: of questions on invented relations, and on others, that are asked in a related word where there
+# is one, and of relations that are told in one.
+INVENTED, KNOWN, TOLD = 0.6, 0.2, 0.06
+# How near (as a cosine) the word must be to all that the relation is called, and how much nearer than to anything else
+# told of the thing.
+LEAST, MARGIN = 0.55, 0.15
+NOT_ASKED = frozenset((*UNINVENTED, "rules")) - {"meeting"}
+MOST_WORDS = 12
+# Kinds of values of which a noun is also asked by a verb: "How much did X earn?" for the revenue of X.
+BY_VERB = ("money", "price")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A word to speak of a relation with: n or v, the way in which it does, and how near it is."""
+
+    word: str
+    pos: str
+    way: str
+    nearness: float
+
+
+class Related:
+    """Draws related words out of a table of near ones; ``without`` are words that it must not use."""
+
+    def __init__(
+        self, table: Sequence[Near], synonyms: Sequence[Entry] = (), without: frozenset[str] = frozenset()
+    ) -> None:
+        self.table, self.without = table, without
+        self._vectors: Floats = matrix(table) if table else np.zeros((0, 1), np.float32)
+        self._places = {(entry.word, entry.pos): place for place, entry in enumerate(table)}
+        self._pasts = {past(entry.word): entry.word for entry in table if entry.pos == "v"}
+        self._same = {entry.word: frozenset(entry.same) for entry in synonyms}
+        self._choices: dict[tuple[Ways, frozenset[str], str], tuple[Choice, ...]] = {}
+        self._frozen: frozenset[str] | None = None
+
+    def near(self, word: str, pos: str) -> tuple[tuple[str, str, float], ...]:
+        """The words nearest to one, each with its part of speech and cosine; none of an unknown word."""
+        place = self._places.get((word, pos))
+        if place is None:
+            return ()
+        found = [self.table[i] for i in self.table[place].nearest]
+        cosines = self._vectors[list(self.table[place].nearest)] @ self._vectors[place]
+        return tuple((x.word, x.pos, float(c)) for x, c in zip(found, cosines, strict=True))
+
+    def question(self, world: World, fact: Fact) -> str | None:
+        """A question for the fact in a related word, where one tells it from all else that is told of its thing."""
+        found = self.choice(fact.relation, _others(world, fact), world.r)
+        if fact.kind in NOT_ASKED or found is None:
+            return None
+        template = world.r.choice(_asked(found, fact.relation.value, article_of(fact.kind)))
+        return None if plain(template) in self._kept(world) else template.replace("{s}", fact.subject)
+
+    def told(self, world: World, kind: str, relations: Sequence[Relation]) -> list[Relation]:
+        """The relations of a thing, of which now and then one is told in a related word, to be asked plainly."""
+        return [
+            self._told(world, kind, x, [o for o in relations if o is not x])
+            if kind not in NOT_ASKED and world.r.random() < TOLD
+            else x
+            for x in relations
+        ]
+
+    def choice(self, relation: Relation, others: Sequence[Relation], r: Random) -> Choice | None:
+        """A word near the relation and clearly less near to each of the others; nothing if there is none."""
+        found = self.choices(relation)
+        return next((x for x in r.sample(found, len(found)) if self.is_nearest(x, others)), None)
+
+    def is_nearest(self, choice: Choice, others: Sequence[Relation]) -> bool:
+        """Whether the word is less near to all of the others by the margin, and goes by no name of theirs."""
+        words = {word for other in others for word in _words(other)}
+        if any(is_form(choice.word, w) or self._is_same(choice.word, w) for w in words):
+            return False
+        places = [self._places[w, pos] for w in words for pos in "nv" if (w, pos) in self._places]
+        own = self._vectors[self._places[choice.word, choice.pos]]
+        return not places or float((self._vectors[places] @ own).max()) <= choice.nearness - MARGIN
+
+    def choices(self, relation: Relation) -> tuple[Choice, ...]:
+        """Words near all that the relation is called, the nearest first."""
+        place = relation.ways, relation.names, relation.value
+        if place not in self._choices:
+            if len(self._choices) > 4_000:
+                self._choices.clear()  # invented relations are many, and met once
+            found = sorted(self._found(relation), key=lambda x: (-x.nearness, x.word, x.pos, x.way))
+            self._choices[place] = tuple(found[:MOST_WORDS])
+        return self._choices[place]
+
+    def _found(self, relation: Relation) -> Iterator[Choice]:
+        ways = dict(relation.ways)
+        known = {way: self._known(way, words) for way, words in ways.items()}
+        places = [self._places[place] for found in known.values() for place in found]
+        names = {word for name in relation.names for word in name.replace(":", " ").split()}
+        if not places:
+            return
+        centre = self._vectors[places].sum(0)
+        centre = centre / np.linalg.norm(centre)
+        for way, words in ((way, words) for way, words in known.items() if words):
+            near = {(w, pos) for place in words for w, pos, _ in self.near(*place)}
+            for word, pos in sorted(near):
+                spoken = _way(way, words[0][1], pos, relation.value)
+                nearness = float(self._vectors[self._places[word, pos]] @ centre)
+                if spoken and nearness >= LEAST and self._may_ask(word, names):
+                    yield Choice(word, pos, spoken, nearness)
+
+    def _may_ask(self, word: str, names: set[str]) -> bool:
+        return word not in self.without and word not in UNWANTED and not any(is_form(word, name) for name in names)
+
+    def _known(self, way: str, words: Sequence[str]) -> list[tuple[str, str]]:
+        """Those of the words that the table has, each as a noun or a verb."""
+        out = []
+        for word in (word.partition(":")[0] for word in words):
+            if way in ("noun", "many"):
+                out += [(word if way == "noun" else _singular(word), "n")]
+            else:
+                out += [(self._pasts.get(word, word), "v")]
+        return [place for place in out if place in self._places]
+
+    def _is_same(self, one: str, other: str) -> bool:
+        return other in self._same.get(one, ()) or one in self._same.get(other, ())
+
+    def _told(self, world: World, kind: str, relation: Relation, others: Sequence[Relation]) -> Relation:
+        found = self.choice(relation, others, world.r)
+        if found is None:
+            return relation
+        kept, frozen = self._kept(world), () if relation.invented else relation.statements[-2:]
+        made = [t for t in _said(found, relation.value, article_of(kind)) if plain(t) not in kept]
+        said = tuple(world.r.sample(made, min(len(made), 3)))
+        return replace(
+            relation, statements=(*said, *frozen), more_said=(), ways=(), names=relation.names | {found.word}
+        )
+
+    def _kept(self, world: World) -> frozenset[str]:
+        """The wordings that are for measuring only."""
+        if self._frozen is None:
+            known = {kind: tuple(x for x in found if not x.invented) for kind, found in world.schema.items()}
+            self._frozen = kept_back(known)
+        return self._frozen
+
+
+def ask_for(world: World, fact: Fact) -> str | None:
+    """In training, for a share of facts, a question in a related word."""
+    if world.inventor is None or world.split != "train":
+        return None
+    share = INVENTED if fact.relation.key.startswith("invented") else KNOWN
+    return world.inventor.related.question(world, fact) if world.r.random() < share else None
+
+
+def told(world: World, kind: str, relations: Sequence[Relation]) -> list[Relation]:
+    """The relations of a thing; in training now and then one is told in a related word."""
+    if world.inventor is None or world.split != "train":
+        return list(relations)
+    return world.inventor.related.told(world, kind, relations)
+
+
+def _others(world: World, fact: Fact) -> list[Relation]:
+    return [f.relation for f in world.facts if f.subject == fact.subject and f.relation is not fact.relation]
+
+
+def _words(relation: Relation) -> set[str]:
+    """All words of what a relation is called."""
+    names = (*relation.names, relation.noun, *(word for _, words in relation.ways for word in words))
+    return {w for name in names for w in name.replace(":", " ").split() if len(w) > 3 or w == name}
+
+
+def _way(way: str, told: str, pos: str, value: str) -> str:
+    """The way to speak of a relation in a word of a part of speech, told in another; nothing where there is none."""
+    if told == pos:
+        return way
+    if pos == "v":
+        return "does" if way == "noun" and value in BY_VERB else ""
+    return "noun" if way == "does" else ""
+
+
+def _asked(choice: Choice, value: str, article: str) -> Sequence[str]:
+    """Questions in the word; of kinds of value that have question words, mostly by these."""
+    words = _slots(choice, value, article)
+    if choice.way == "noun":
+        return [filled(t, words) for t in frames.noun_asked(value)]
+    return [filled(t, words) for t in frames.of_way(choice.way, value)[1]]
+
+
+def _said(choice: Choice, value: str, article: str) -> Sequence[str]:
+    forms = frames.NOUN_SAID if choice.way == "noun" else frames.of_way(choice.way, value)[0]
+    return [filled(t, _slots(choice, value, article)) for t in forms]
+
+
+def _slots(choice: Choice, value: str, article: str) -> Mapping[str, str]:
+    words = {**frames.words_of(value), "{s}": article + "{s}", "{p}": choice.way.split(" ")[-1]}
+    if choice.pos == "v":
+        return {**words, **verb(choice.word), "{w}": past(choice.word)}
+    return {**words, "{n}": choice.word, "{w}": plural(choice.word)}
+
+
+def _singular(word: str) -> str:
+    return word.removesuffix("ies") + "y" if word.endswith("ies") else word.removesuffix("s")
