@@ -1,6 +1,7 @@
 """Which words belong together: the common nouns and verbs of the dictionary, out of published word vectors.
 
-The vectors are GloVe's (Pennington, Socher, Manning 2014), of 100 numbers, learned from which words stand near which.
+The vectors are GloVe's (Pennington, Socher, Manning 2014), of 100 numbers, learned from which words stand near which,
+without their mean and first two components (Mu, Viswanath 2018, arXiv 1702.01417), which say how frequent a word is.
 ``build`` keeps of them what training needs: a small table of words, each with its nearest ones and a vector in steps
 of 1/64, from which cosines are right to about 0.01. A verb has the vector of its past ("founded"), since its plain
 form is often a noun's too.
@@ -26,7 +27,7 @@ Floats = npt.NDArray[np.float32]
 MOST_NOUNS, MOST_VERBS, LIKE, UNLIKE, LEAST_COSINE, MOST_READ = 9_500, 2_500, 8, 4, 0.5, 50_000
 VECTOR = re.compile(rb'"([a-z]{3,14})":\[([-+0-9.eE, ]+)\]')
 DIMENSIONS, STEPS, ZERO, MOST = 100, 64, 63, 28
-BLOCK = 1_024
+BLOCK, ENOUGH, COMPONENTS = 1_024, 1_000, 2
 # Kinds of concrete things (WordNet's animals, bodies, food, plants, quantities, substances): near are others of the
 # kind, which are not the same ("crab", "lobster").
 CONCRETE = frozenset(("05", "08", "13", "20", "23", "27"))
@@ -71,7 +72,7 @@ def build(content: bytes, files: Mapping[str, str], names: frozenset[str]) -> It
         raise ValueError('the file of word vectors has no entry like "word":[0.1,...]; fetch the pinned version anew.')
     sets = thesaurus.read_sets(files)
     words = _chosen(sets, known, names)
-    table = _unit(np.array([known[past(word) if pos == "v" else word] for word, pos in words], np.float32))
+    table = centred(np.array([known[past(word) if pos == "v" else word] for word, pos in words], np.float32))
     for (word, pos), near, vector in zip(words, _nearest(words, table, sets), table, strict=True):
         yield {"word": word, "pos": pos, "nearest": near, "vector": _letters(vector)}
 
@@ -84,6 +85,16 @@ def vectors(content: bytes, most: int = MOST_READ) -> dict[str, Floats]:
             break
         out[found[1].decode()] = np.array(found[2].split(b",")[:DIMENSIONS], np.float32)
     return out
+
+
+def centred(rows: Floats) -> Floats:
+    """Vectors of length 1 without what most of them share: their mean and, of a thousand or more, two components."""
+    rows = _unit(rows)
+    rows = rows - rows.mean(0)
+    if len(rows) >= ENOUGH:
+        _, axes = np.linalg.eigh(rows.T @ rows)
+        rows = rows - rows @ axes[:, -COMPONENTS:] @ axes[:, -COMPONENTS:].T
+    return _unit(rows)
 
 
 def is_form(word: str, other: str) -> bool:

@@ -118,8 +118,8 @@ class Related:
         known = {way: self._known(way, words) for way, words in ways.items()}
         places = [self._places[place] for found in known.values() for place in found]
         names = {word for name in relation.names for word in name.replace(":", " ").split()}
-        if not places:
-            return
+        if len(set(places)) < (1 if relation.key.startswith("invented") else 2):
+            return  # of a single word of a relation, the sense is not known
         centre = self._vectors[places].sum(0)
         centre = centre / np.linalg.norm(centre)
         for way, words in ((way, words) for way, words in known.items() if words):
