@@ -1,4 +1,4 @@
-"""The training text, cleaned and in one small archive: summaries, speeches, country facts, glosses, synonyms, near words, names.
+"""The training text, cleaned and in one small archive: summaries, speeches, country facts, glosses, near words, names.
 
 ``build`` makes it from the packages of ``packages.py``; ``Corpus.load`` reads it back, on a machine without a network
 too. One article in ten is held out by a hash of its title and never enters training.

@@ -80,7 +80,9 @@ class Inventor:
         self.agents = [(e.word, found) for e in synonyms if (found := _agents(e))]
         self.known_verbs = [(e.word, *words) for e in synonyms if any(words := _other_verbs(e))]
         with_near = {(e.word, e.pos) for e in near if e.nearest and e.word not in without}
-        self.near_nouns, self.near_verbs = ([e.word for e in near if (e.word, p) in with_near and e.pos == p] for p in "nv")
+        self.near_nouns, self.near_verbs = (
+            [e.word for e in near if (e.word, p) in with_near and e.pos == p] for p in "nv"
+        )
 
     @property
     def has_words(self) -> bool:
@@ -120,7 +122,9 @@ class Inventor:
         if value == "person" and self.agents and r.random() < 0.5:
             verb, doers = r.choice(self.agents)
             told, called = {**_verb(verb), "{s}": article + "{s}"}, {"{n}": r.choice(doers), "{s}": article + "{s}"}
-            return _made(called["{n}"], verb, value, (BY_SAID, NOUN_ASKED, NOUN_BACK), told, called, r, (("by", (verb,)),))
+            return _made(
+                called["{n}"], verb, value, (BY_SAID, NOUN_ASKED, NOUN_BACK), told, called, r, (("by", (verb,)),)
+            )
         if value == "person" or r.random() < 0.6:
             noun, others = r.choice(self.known_nouns)
             told, called = {"{n}": noun, "{s}": article + "{s}"}, {"{n}": r.choice(others), "{s}": article + "{s}"}

@@ -31,7 +31,7 @@ BLOCK, ENOUGH, COMPONENTS = 1_024, 1_000, 2
 # Kinds of concrete things (WordNet's animals, bodies, food, plants, quantities, substances): near are others of the
 # kind, which are not the same ("crab", "lobster").
 CONCRETE = frozenset(("05", "08", "13", "20", "23", "27"))
-# Words for relatives are near each other and never mean each other ("wife", "daughter").
+# Words for relatives and friends are near all that has to do with families, and never mean it ("wedding", "daughter").
 KIN = frozenset(
     "wife husband daughter son mother father sister brother niece nephew aunt uncle cousin grandmother grandfather "
     "grandson granddaughter grandchild stepmother stepfather stepson stepdaughter stepbrother stepsister widow widower "
@@ -114,7 +114,7 @@ def _chosen(
     rank = {word: place for place, word in enumerate(known)}
     fit = [place for place in sets.senses if WORD.fullmatch(place[0]) and place[0] not in names]
     nouns = sorted((w for w, pos in fit if pos == "n" and w in rank and _is_noun(sets, w)), key=rank.__getitem__)
-    verbs = [w for w, pos in fit if pos == "v" and is_regular(w) and past(w) in rank and sum(sets.counts(w, "v"))]
+    verbs = [w for w, pos in fit if pos == "v" and is_regular(w) and past(w) in rank and any(sets.counts(w, "v"))]
     verbs.sort(key=lambda word: rank[past(word)])
     return [(w, "n") for w in nouns[:MOST_NOUNS]] + [(w, "v") for w in verbs[:MOST_VERBS]]
 
@@ -177,7 +177,7 @@ class _Kin:
         """Whether a question may say the other word for this one: it is no form of it, no opposite, no sibling."""
         if is_form(self.word, other.word) or other.word in self.opposites or self.word in other.opposites:
             return False
-        if {self.word, other.word} <= KIN or (self.kind in CONCRETE and other.kind in CONCRETE):
+        if other.word in KIN or (self.kind in CONCRETE and other.kind in CONCRETE):
             return False
         return self.wider.isdisjoint(other.wider)
 

@@ -16,27 +16,33 @@ import numpy as np
 
 from hypic_apps.train import frames
 from hypic_apps.train.frames import filled
-from hypic_apps.train.grammar import kept_back, plain, verb
+from hypic_apps.train.grammar import FOLDER, kept_back, plain, verb
 from hypic_apps.train.nearness import Floats, Near, is_form, matrix
 from hypic_apps.train.passages import Fact
 from hypic_apps.train.schema import Relation, Ways
 from hypic_apps.train.thesaurus import UNWANTED, Entry
-from hypic_apps.train.words import past, plural
 from hypic_apps.train.variety import UNINVENTED, article_of
+from hypic_apps.train.words import past, plural
 
 if TYPE_CHECKING:
     from hypic_apps.train.world import World
 
 # Shares, in training: of questions on invented relations, and on others, that are asked in a related word where there
 # is one, and of relations that are told in one.
-INVENTED, KNOWN, TOLD = 0.6, 0.2, 0.06
+INVENTED, KNOWN, TOLD = 0.95, 0.48, 0.06
 # How near (as a cosine) the word must be to all that the relation is called, and how much nearer than to anything else
 # told of the thing.
-LEAST, MARGIN = 0.55, 0.15
+LEAST, LEAST_OF_MANY, MARGIN = 0.58, 0.5, 0.15
 NOT_ASKED = frozenset((*UNINVENTED, "rules")) - {"meeting"}
 MOST_WORDS = 12
+# How many relations are remembered with their words: invented ones are many, and met once.
+MOST_KNOWN = 4_000
 # Kinds of values of which a noun is also asked by a verb: "How much did X earn?" for the revenue of X.
 BY_VERB = ("money", "price")
+
+
+# Near to some relation that is known, and not what it means.
+UNFIT = FOLDER / "unfit.txt"
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,9 @@ class Related:
         self._pasts = {past(entry.word): entry.word for entry in table if entry.pos == "v"}
         self._same = {entry.word: frozenset(entry.same) for entry in synonyms}
         self._choices: dict[tuple[Ways, frozenset[str], str], tuple[Choice, ...]] = {}
+        self._pairs: dict[tuple[Ways, Ways], bool] = {}
+        lines = UNFIT.read_text(encoding="utf-8").splitlines()
+        self._unfit = frozenset(word for line in lines if not line.startswith("#") for word in line.split())
         self._frozen: frozenset[str] | None = None
 
     def near(self, word: str, pos: str) -> tuple[tuple[str, str, float], ...]:
@@ -103,12 +112,28 @@ class Related:
         own = self._vectors[self._places[choice.word, choice.pos]]
         return not places or float((self._vectors[places] @ own).max()) <= choice.nearness - MARGIN
 
+    def are_near(self, one: Relation, other: Relation) -> bool:
+        """Whether a question for one relation might mean the other: their values are of the same kind, and their words
+        near each other."""
+        if one.value != other.value:
+            return False
+        place = one.ways, other.ways
+        if place not in self._pairs:
+            if len(self._pairs) > MOST_KNOWN:
+                self._pairs.clear()
+            rows, columns = (
+                [self._places[x] for way, words in ways for x in self._known(way, words)] for ways in place
+            )
+            cosines = self._vectors[rows] @ self._vectors[columns].T
+            self._pairs[place] = bool(cosines.size) and float(cosines.max()) >= LEAST
+        return self._pairs[place]
+
     def choices(self, relation: Relation) -> tuple[Choice, ...]:
         """Words near all that the relation is called, the nearest first."""
         place = relation.ways, relation.names, relation.value
         if place not in self._choices:
-            if len(self._choices) > 4_000:
-                self._choices.clear()  # invented relations are many, and met once
+            if len(self._choices) > MOST_KNOWN:
+                self._choices.clear()
             found = sorted(self._found(relation), key=lambda x: (-x.nearness, x.word, x.pos, x.way))
             self._choices[place] = tuple(found[:MOST_WORDS])
         return self._choices[place]
@@ -118,8 +143,10 @@ class Related:
         known = {way: self._known(way, words) for way, words in ways.items()}
         places = [self._places[place] for found in known.values() for place in found]
         names = {word for name in relation.names for word in name.replace(":", " ").split()}
-        if len(set(places)) < (1 if relation.key.startswith("invented") else 2):
-            return  # of a single word of a relation, the sense is not known
+        if not places:
+            return
+        is_invented = relation.key.startswith("invented")
+        least = LEAST if len(set(places)) == 1 else LEAST_OF_MANY
         centre = self._vectors[places].sum(0)
         centre = centre / np.linalg.norm(centre)
         for way, words in ((way, words) for way, words in known.items() if words):
@@ -127,7 +154,12 @@ class Related:
             for word, pos in sorted(near):
                 spoken = _way(way, words[0][1], pos, relation.value)
                 nearness = float(self._vectors[self._places[word, pos]] @ centre)
-                if spoken and nearness >= LEAST and self._may_ask(word, names):
+                if (
+                    spoken
+                    and nearness >= least
+                    and self._may_ask(word, names)
+                    and (is_invented or word not in self._unfit)
+                ):
                     yield Choice(word, pos, spoken, nearness)
 
     def _may_ask(self, word: str, names: set[str]) -> bool:

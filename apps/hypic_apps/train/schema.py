@@ -22,8 +22,8 @@ class Relation:
 
     An ``invented`` relation is for training alone, so all its wordings are. ``more_said`` and ``more_asked`` are made
     by ``grammar.py``, for training too; ``names`` are words that may stand for the relation, ``nouns`` those of them
-    that stand in the place of ``noun``. ``ways`` are the words that tell it, by the way in which they do: "noun", or one
-    of those of ``frames.of_way``; none where the relation is told in other words than its own.
+    that stand in the place of ``noun``. ``ways`` are the words that tell it, by the way in which they do: "noun", or
+    one of those of ``frames.of_way``; none where the relation is told in other words than its own.
     """
 
     key: str
