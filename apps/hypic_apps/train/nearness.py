@@ -100,7 +100,9 @@ def centred(rows: Floats) -> Floats:
 def is_form(word: str, other: str) -> bool:
     """Whether one word is made from the other, or both from a third: their beginnings are mostly the same, or one ends
     with the other ("founder", "founding"; "own", "owner"; "remarry", "marry")."""
-    short, long = sorted((word, other), key=len)
+    short, long = (word, other) if len(word) <= len(other) else (other, word)
+    if word[:3] != other[:3]:
+        return len(short) >= 4 and long.endswith(short)
     same = len(commonprefix((short, long)))
     if same == len(short) and len(long) - same <= 3:
         return True

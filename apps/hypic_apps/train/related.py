@@ -67,6 +67,7 @@ class Related:
         self._pasts = {past(entry.word): entry.word for entry in table if entry.pos == "v"}
         self._same = {entry.word: frozenset(entry.same) for entry in synonyms}
         self._choices: dict[tuple[Ways, frozenset[str], str], tuple[Choice, ...]] = {}
+        self._words: dict[tuple[Ways, frozenset[str], str], tuple[frozenset[str], list[int]]] = {}
         self._pairs: dict[tuple[Ways, Ways], bool] = {}
         lines = UNFIT.read_text(encoding="utf-8").splitlines()
         self._unfit = frozenset(word for line in lines if not line.startswith("#") for word in line.split())
@@ -83,10 +84,11 @@ class Related:
 
     def question(self, world: World, fact: Fact) -> str | None:
         """A question for the fact in a related word, where one tells it from all else that is told of its thing."""
-        found = self.choice(fact.relation, _others(world, fact), world.r)
-        if fact.kind in NOT_ASKED or found is None:
+        found = None if fact.kind in NOT_ASKED else self.choice(fact.relation, _others(world, fact), world.r)
+        if found is None:
             return None
-        template = world.r.choice(_asked(found, fact.relation.value, article_of(fact.kind)))
+        value = fact.relation.value
+        template = filled(world.r.choice(_asked(found, value)), _slots(found, value, article_of(fact.kind)))
         return None if plain(template) in self._kept(world) else template.replace("{s}", fact.subject)
 
     def told(self, world: World, kind: str, relations: Sequence[Relation]) -> list[Relation]:
@@ -105,12 +107,14 @@ class Related:
 
     def is_nearest(self, choice: Choice, others: Sequence[Relation]) -> bool:
         """Whether the word is less near to all of the others by the margin, and goes by no name of theirs."""
-        words = {word for other in others for word in _words(other)}
-        if any(is_form(choice.word, w) or self._is_same(choice.word, w) for w in words):
-            return False
-        places = [self._places[w, pos] for w in words for pos in "nv" if (w, pos) in self._places]
         own = self._vectors[self._places[choice.word, choice.pos]]
-        return not places or float((self._vectors[places] @ own).max()) <= choice.nearness - MARGIN
+        for other in others:
+            words, places = self._called(other)
+            if places and float((self._vectors[places] @ own).max()) > choice.nearness - MARGIN:
+                return False
+            if any(is_form(choice.word, w) or self._is_same(choice.word, w) for w in words):
+                return False
+        return True
 
     def are_near(self, one: Relation, other: Relation) -> bool:
         """Whether a question for one relation might mean the other: their values are of the same kind, and their words
@@ -162,6 +166,16 @@ class Related:
                 ):
                     yield Choice(word, pos, spoken, nearness)
 
+    def _called(self, relation: Relation) -> tuple[frozenset[str], list[int]]:
+        """All words of what a relation is called, and the places of those that the table has."""
+        place = relation.ways, relation.names, relation.noun
+        if place not in self._words:
+            if len(self._words) > MOST_KNOWN:
+                self._words.clear()
+            words = _words(relation)
+            self._words[place] = words, [self._places[w, p] for w in words for p in "nv" if (w, p) in self._places]
+        return self._words[place]
+
     def _may_ask(self, word: str, names: set[str]) -> bool:
         return word not in self.without and word not in UNWANTED and not any(is_form(word, name) for name in names)
 
@@ -183,8 +197,11 @@ class Related:
         if found is None:
             return relation
         kept, frozen = self._kept(world), () if relation.invented else relation.statements[-2:]
-        made = [t for t in _said(found, relation.value, article_of(kind)) if plain(t) not in kept]
-        said = tuple(world.r.sample(made, min(len(made), 3)))
+        forms, slots = _said(found, relation.value), _slots(found, relation.value, article_of(kind))
+        made = (filled(t, slots) for t in world.r.sample(forms, min(len(forms), 3)))
+        said = tuple(t for t in made if plain(t) not in kept)
+        if not said:
+            return relation
         return replace(
             relation, statements=(*said, *frozen), more_said=(), ways=(), names=relation.names | {found.word}
         )
@@ -216,10 +233,9 @@ def _others(world: World, fact: Fact) -> list[Relation]:
     return [f.relation for f in world.facts if f.subject == fact.subject and f.relation is not fact.relation]
 
 
-def _words(relation: Relation) -> set[str]:
-    """All words of what a relation is called."""
+def _words(relation: Relation) -> frozenset[str]:
     names = (*relation.names, relation.noun, *(word for _, words in relation.ways for word in words))
-    return {w for name in names for w in name.replace(":", " ").split() if len(w) > 3 or w == name}
+    return frozenset(w for name in names for w in name.replace(":", " ").split() if len(w) > 3 or w == name)
 
 
 def _way(way: str, told: str, pos: str, value: str) -> str:
@@ -231,17 +247,14 @@ def _way(way: str, told: str, pos: str, value: str) -> str:
     return "noun" if way == "does" else ""
 
 
-def _asked(choice: Choice, value: str, article: str) -> Sequence[str]:
-    """Questions in the word; of kinds of value that have question words, mostly by these."""
-    words = _slots(choice, value, article)
-    if choice.way == "noun":
-        return [filled(t, words) for t in frames.noun_asked(value)]
-    return [filled(t, words) for t in frames.of_way(choice.way, value)[1]]
+def _asked(choice: Choice, value: str) -> Sequence[str]:
+    """Forms of questions in the word."""
+    return frames.noun_asked(value) if choice.way == "noun" else frames.of_way(choice.way, value)[1]
 
 
-def _said(choice: Choice, value: str, article: str) -> Sequence[str]:
-    forms = frames.NOUN_SAID if choice.way == "noun" else frames.of_way(choice.way, value)[0]
-    return [filled(t, _slots(choice, value, article)) for t in forms]
+def _said(choice: Choice, value: str) -> Sequence[str]:
+    """Forms of statements in the word."""
+    return frames.NOUN_SAID if choice.way == "noun" else frames.of_way(choice.way, value)[0]
 
 
 def _slots(choice: Choice, value: str, article: str) -> Mapping[str, str]:
