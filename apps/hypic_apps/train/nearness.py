@@ -3,8 +3,8 @@
 The vectors are GloVe's (Pennington, Socher, Manning 2014), of 100 numbers, learned from which words stand near which,
 without their mean and first two components (Mu, Viswanath 2018, arXiv 1702.01417), which say how frequent a word is.
 ``build`` keeps of them what training needs: a small table of words, each with its nearest ones and a vector in steps
-of 1/64, from which cosines are right to about 0.01. A verb has the vector of its past ("founded"), since its plain
-form is often a noun's too.
+of 1/64, from which cosines are right to 0.02, mostly to 0.005. A verb has the vector of its past ("founded"), since
+its plain form is often a noun's too.
 """
 
 from __future__ import annotations

@@ -103,18 +103,17 @@ class Related:
     def choice(self, relation: Relation, others: Sequence[Relation], r: Random) -> Choice | None:
         """A word near the relation and clearly less near to each of the others; nothing if there is none."""
         found = self.choices(relation)
-        return next((x for x in r.sample(found, len(found)) if self.is_nearest(x, others)), None)
+        first = r.randrange(len(found)) if found else 0
+        return next((x for x in (*found[first:], *found[:first]) if self.is_nearest(x, others)), None)
 
     def is_nearest(self, choice: Choice, others: Sequence[Relation]) -> bool:
         """Whether the word is less near to all of the others by the margin, and goes by no name of theirs."""
+        called = [self._called(other) for other in others]
+        places = [place for _, found in called for place in found]
         own = self._vectors[self._places[choice.word, choice.pos]]
-        for other in others:
-            words, places = self._called(other)
-            if places and float((self._vectors[places] @ own).max()) > choice.nearness - MARGIN:
-                return False
-            if any(is_form(choice.word, w) or self._is_same(choice.word, w) for w in words):
-                return False
-        return True
+        if places and float((self._vectors[places] @ own).max()) > choice.nearness - MARGIN:
+            return False
+        return not any(is_form(choice.word, w) or self._is_same(choice.word, w) for words, _ in called for w in words)
 
     def are_near(self, one: Relation, other: Relation) -> bool:
         """Whether a question for one relation might mean the other: their values are of the same kind, and their words
@@ -138,7 +137,7 @@ class Related:
         if place not in self._choices:
             if len(self._choices) > MOST_KNOWN:
                 self._choices.clear()
-            found = sorted(self._found(relation), key=lambda x: (-x.nearness, x.word, x.pos, x.way))
+            found = sorted(set(self._found(relation)), key=lambda x: (-x.nearness, x.word, x.pos, x.way))
             self._choices[place] = tuple(found[:MOST_WORDS])
         return self._choices[place]
 
