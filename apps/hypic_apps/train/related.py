@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 INVENTED, KNOWN, TOLD = 0.95, 0.48, 0.06
 # How near (as a cosine) the word must be to all that the relation is called, and how much nearer than to anything else
 # told of the thing.
-LEAST, LEAST_OF_MANY, MARGIN = 0.58, 0.5, 0.15
+LEAST, LEAST_OF_MANY, MARGIN = 0.62, 0.5, 0.15
 NOT_ASKED = frozenset((*UNINVENTED, "rules")) - {"meeting"}
 MOST_WORDS = 12
 # How many relations are remembered with their words: invented ones are many, and met once.
@@ -65,7 +65,10 @@ class Related:
         self._vectors: Floats = matrix(table) if table else np.zeros((0, 1), np.float32)
         self._places = {(entry.word, entry.pos): place for place, entry in enumerate(table)}
         self._pasts = {past(entry.word): entry.word for entry in table if entry.pos == "v"}
-        self._same = {entry.word: frozenset(entry.same) for entry in synonyms}
+        self._same: dict[str, set[str]] = {}
+        for one, other in ((entry.word, word) for entry in synonyms for word in entry.same):
+            self._same.setdefault(one, set()).add(other)
+            self._same.setdefault(other, set()).add(one)
         self._choices: dict[tuple[Ways, frozenset[str], str], tuple[Choice, ...]] = {}
         self._words: dict[tuple[Ways, frozenset[str], str], tuple[frozenset[str], list[int]]] = {}
         self._pairs: dict[tuple[Ways, Ways], bool] = {}
@@ -81,6 +84,10 @@ class Related:
         found = [self.table[i] for i in self.table[place].nearest]
         cosines = self._vectors[list(self.table[place].nearest)] @ self._vectors[place]
         return tuple((x.word, x.pos, float(c)) for x, c in zip(found, cosines, strict=True))
+
+    def has_near(self, word: str, pos: str) -> bool:
+        """Whether a fact told in the word may be asked for in another of its part of speech."""
+        return any(kind == pos and cosine >= LEAST for _, kind, cosine in self.near(word, pos))
 
     def question(self, world: World, fact: Fact) -> str | None:
         """A question for the fact in a related word, where one tells it from all else that is told of its thing."""
@@ -113,7 +120,11 @@ class Related:
         own = self._vectors[self._places[choice.word, choice.pos]]
         if places and float((self._vectors[places] @ own).max()) > choice.nearness - MARGIN:
             return False
-        return not any(is_form(choice.word, w) or self._is_same(choice.word, w) for words, _ in called for w in words)
+        same, head = self._same.get(choice.word, set()), choice.word[:3]
+        return not any(
+            not same.isdisjoint(words) or any(is_form(choice.word, w) for w in words if w[:3] == head)
+            for words, _ in called
+        )
 
     def are_near(self, one: Relation, other: Relation) -> bool:
         """Whether a question for one relation might mean the other: their values are of the same kind, and their words
@@ -134,6 +145,8 @@ class Related:
     def choices(self, relation: Relation) -> tuple[Choice, ...]:
         """Words near all that the relation is called, the nearest first."""
         place = relation.ways, relation.names, relation.value
+        if not relation.ways:
+            return ()
         if place not in self._choices:
             if len(self._choices) > MOST_KNOWN:
                 self._choices.clear()
@@ -145,25 +158,20 @@ class Related:
         ways = dict(relation.ways)
         known = {way: self._known(way, words) for way, words in ways.items()}
         places = [self._places[place] for found in known.values() for place in found]
-        names = {word for name in relation.names for word in name.replace(":", " ").split()}
         if not places:
             return
-        is_invented = relation.key.startswith("invented")
-        least = LEAST if len(set(places)) == 1 else LEAST_OF_MANY
+        names = {word for name in relation.names for word in name.replace(":", " ").split()}
+        unfit = frozenset() if relation.key.startswith("invented") else self._unfit
         centre = self._vectors[places].sum(0)
         centre = centre / np.linalg.norm(centre)
+        least = LEAST if len(set(places)) == 1 else LEAST_OF_MANY
         for way, words in ((way, words) for way, words in known.items() if words):
-            near = {(w, pos) for place in words for w, pos, _ in self.near(*place)}
+            spoken = {pos: _way(way, words[0][1], pos, relation.value) for pos in "nv"}
+            near = {(w, pos) for place in words for w, pos, _ in self.near(*place) if spoken[pos]}
             for word, pos in sorted(near):
-                spoken = _way(way, words[0][1], pos, relation.value)
                 nearness = float(self._vectors[self._places[word, pos]] @ centre)
-                if (
-                    spoken
-                    and nearness >= least
-                    and self._may_ask(word, names)
-                    and (is_invented or word not in self._unfit)
-                ):
-                    yield Choice(word, pos, spoken, nearness)
+                if nearness >= least and word not in unfit and self._may_ask(word, names):
+                    yield Choice(word, pos, spoken[pos], nearness)
 
     def _called(self, relation: Relation) -> tuple[frozenset[str], list[int]]:
         """All words of what a relation is called, and the places of those that the table has."""
@@ -187,9 +195,6 @@ class Related:
             else:
                 out += [(self._pasts.get(word, word), "v")]
         return [place for place in out if place in self._places]
-
-    def _is_same(self, one: str, other: str) -> bool:
-        return other in self._same.get(one, ()) or one in self._same.get(other, ())
 
     def _told(self, world: World, kind: str, relation: Relation, others: Sequence[Relation]) -> Relation:
         found = self.choice(relation, others, world.r)
@@ -243,7 +248,7 @@ def _way(way: str, told: str, pos: str, value: str) -> str:
         return way
     if pos == "v":
         return "does" if way == "noun" and value in BY_VERB else ""
-    return "noun" if way == "does" else ""
+    return ""
 
 
 def _asked(choice: Choice, value: str) -> Sequence[str]:

@@ -19,7 +19,7 @@ from hypic_apps.train.grammar import enriched, plain
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.nearness import Floats, Near, is_form, matrix
 from hypic_apps.train.passages import Fact
-from hypic_apps.train.related import MARGIN, Related
+from hypic_apps.train.related import LEAST, MARGIN, Related
 from hypic_apps.train.schema import Relation, Schema
 from hypic_apps.train.thesaurus import Thesaurus
 from hypic_apps.train.world import World
@@ -136,7 +136,7 @@ def test_forms_of_a_word_are_known(one: str, other: str, alike: bool) -> None:
 def test_a_word_is_asked_with_only_where_it_is_nearer_by_the_margin(table: tuple[Near, ...]) -> None:
     words = Related(table)
     own, cosine = relation("revenue"), {w: c for w, _, c in words.near("revenue", "n")}
-    assert cosine["income"] > cosine["gain"] >= 0.58
+    assert cosine["income"] > cosine["gain"] >= LEAST
     assert {words.choice(own, [relation("lantern")], Random(i)).word for i in range(30)} == {"income", "gain"}  # type: ignore[union-attr]
     income = next(x for x in words.choices(own) if x.word == "income")
     assert not words.is_nearest(income, [relation("gain")]), "the other is near it too"
