@@ -79,9 +79,9 @@ class Inventor:
         self.known_nouns = [(e.word, found) for e in synonyms if (found := _other_nouns(e)) and e.word not in without]
         self.agents = [(e.word, found) for e in synonyms if (found := _agents(e))]
         self.known_verbs = [(e.word, *words) for e in synonyms if any(words := _other_verbs(e))]
-        with_near = {(e.word, e.pos) for e in near if e.nearest and e.word not in without}
         self.near_nouns, self.near_verbs = (
-            [e.word for e in near if (e.word, p) in with_near and e.pos == p] for p in "nv"
+            [e.word for e in near if e.pos == p and e.word not in without and self.related.has_near(e.word, p)]
+            for p in "nv"
         )
 
     @property

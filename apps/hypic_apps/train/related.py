@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 # Shares, in training: of questions on invented relations, and on others, that are asked in a related word where there
 # is one, and of relations that are told in one.
-INVENTED, KNOWN, TOLD = 0.95, 0.48, 0.06
+INVENTED, KNOWN, TOLD = 0.7, 0.55, 0.06
 # How near (as a cosine) the word must be to all that the relation is called, and how much nearer than to anything else
 # told of the thing.
 LEAST, LEAST_OF_MANY, MARGIN = 0.62, 0.5, 0.15
 NOT_ASKED = frozenset((*UNINVENTED, "rules")) - {"meeting"}
 MOST_WORDS = 12
 # How many relations are remembered with their words: invented ones are many, and met once.
-MOST_KNOWN = 4_000
+MOST_KNOWN = 20_000
 # Kinds of values of which a noun is also asked by a verb: "How much did X earn?" for the revenue of X.
 BY_VERB = ("money", "price")
 
@@ -69,7 +69,7 @@ class Related:
         for one, other in ((entry.word, word) for entry in synonyms for word in entry.same):
             self._same.setdefault(one, set()).add(other)
             self._same.setdefault(other, set()).add(one)
-        self._choices: dict[tuple[Ways, frozenset[str], str], tuple[Choice, ...]] = {}
+        self._choices: dict[tuple[Ways, str], tuple[Choice, ...]] = {}
         self._words: dict[tuple[Ways, frozenset[str], str], tuple[frozenset[str], list[int]]] = {}
         self._pairs: dict[tuple[Ways, Ways], bool] = {}
         lines = UNFIT.read_text(encoding="utf-8").splitlines()
@@ -144,7 +144,7 @@ class Related:
 
     def choices(self, relation: Relation) -> tuple[Choice, ...]:
         """Words near all that the relation is called, the nearest first."""
-        place = relation.ways, relation.names, relation.value
+        place = relation.ways, relation.value
         if not relation.ways:
             return ()
         if place not in self._choices:
@@ -160,7 +160,7 @@ class Related:
         places = [self._places[place] for found in known.values() for place in found]
         if not places:
             return
-        names = {word for name in relation.names for word in name.replace(":", " ").split()}
+        names = {word for _, words in relation.ways for name in words for word in name.replace(":", " ").split()}
         unfit = frozenset() if relation.key.startswith("invented") else self._unfit
         centre = self._vectors[places].sum(0)
         centre = centre / np.linalg.norm(centre)
