@@ -103,7 +103,8 @@ class Rows:
         self.names = Names.of_split(corpus, "train")
         self.library = Library(corpus)
         kept = {word for kind in schema.values() for x in kind if x.held_out for word in (x.key, *x.noun.split())}
-        inventor = Inventor(corpus.glosses, corpus.synonyms, frozenset(kept | {word.rstrip("s") for word in kept}))
+        without = frozenset(kept | {word.rstrip("s") for word in kept})
+        inventor = Inventor(corpus.glosses, corpus.synonyms, without, corpus.near)
         self.inventor = inventor if inventor.has_words else None
         self.rulebooks = Rulebooks(rules.load())
         self.texts = _plain_texts(corpus, self.library)

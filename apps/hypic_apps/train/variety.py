@@ -117,7 +117,7 @@ def missing(world: World, kind: str, subject: str, relations: Sequence[Relation]
     own = [f.relation for f in world.facts if f.subject == subject]
     if world.inventor is not None and kind not in UNINVENTED and world.r.random() < INVENTED / 3:
         relations = [world.inventor.relation(world.r, article_of(kind))]
-    free = [x for x in relations if not any(is_alike(x, o) for o in own)]
+    free = [x for x in relations if not any(is_alike(x, o) or are_near(world, x, o) for o in own)]
     others = {f.relation.key for f in world.facts if f.kind == kind}
     values = {x.value for x in own} - {"choice"}
     near = [x for x in free if x.value in values]
@@ -135,7 +135,7 @@ def lacking(world: World, kind: str, subject: str) -> list[Relation]:
     strange = {x.value for x in own if id(x) not in plain}
     others = {id(f.relation): f.relation for f in world.facts if f.kind == kind and id(f.relation) in plain}
     near = [x for x in others.values() if x.value not in strange and x.key not in IMPLIED]
-    return [x for x in near if not any(is_alike(x, o) or is_alike(o, x) for o in own)]
+    return [x for x in near if not any(is_alike(x, o) or is_alike(o, x) or are_near(world, x, o) for o in own)]
 
 
 def is_worth_asking(world: World, subject: str, relation: Relation) -> bool:
@@ -165,6 +165,11 @@ def is_alike(one: Relation, other: Relation) -> bool:
     if one.key == "lifespan" and other.key in ("birth_year", "death_year"):
         return True
     return one.key == other.key or not one.names.isdisjoint(other.names)
+
+
+def are_near(world: World, one: Relation, other: Relation) -> bool:
+    """Whether a question for one relation might be one for the other, in a related word (``related.py``)."""
+    return world.inventor is not None and world.inventor.related.are_near(one, other)
 
 
 def article_of(kind: str) -> str:

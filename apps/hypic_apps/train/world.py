@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from hypic_apps.train import clues, variety
+from hypic_apps.train import clues, related, variety
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
 from hypic_apps.train.passages import (
@@ -86,7 +86,7 @@ class World:
         }:
             chosen = [x for x in chosen if x.key != "lifespan"]
         if self.split == "train":
-            chosen = clues.disguised(self, kind, variety.varied(self, kind, chosen, most))
+            chosen = related.told(self, kind, clues.disguised(self, kind, variety.varied(self, kind, chosen, most)))
         facts = [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
         if self.split == "test":
             return facts
