@@ -75,9 +75,7 @@ class Reference:
         alone = self._forward([Row(tuple(ids), 0)], How())
         return Encoded(tuple(_keep(end, start) for end in alone.layers), start, len(ids) - start)
 
-    def _chain(
-        self, links: Sequence[Live | SegmentLink], shift: int, primer: tuple[int, ...]
-    ) -> list[Row | Interior]:
+    def _chain(self, links: Sequence[Live | SegmentLink], shift: int, primer: tuple[int, ...]) -> list[Row | Interior]:
         chain: list[Row | Interior] = []
         entries: dict[tuple[tuple[int, ...], int], Encoded] = {}
         position = 0

@@ -15,6 +15,7 @@ SHORTEST = 32
 CONTEXT_WORDS = 8
 FULL = "full"
 MAIN = "transition"  # the default policy; its exact match against full recompute is the comparison named in advance
+UNPRIMED = "unprimed"  # as ``MAIN`` is for a model without a primer
 SEAMS = (0, 4, 8, 16, 32)
 Build = Callable[[Item, str], Prompt | None]
 
@@ -111,8 +112,9 @@ _CORE = (
     Arm(FULL, NONE, "full recompute", plain),
     Arm("full-again", NONE, "full recompute in another batch shape: the noise floor", plain, company=1),
     Arm("full-joined", NONE, "full recompute of the joined text, tokenised as one", joined),
-    Arm(MAIN, CACHED, "segments, transition, a seam of 8: the default", plain),
+    Arm(MAIN, CACHED, "segments, transition, a seam of 8, behind the primer if there is one: the default", plain),
     *(Arm(f"seam-{w}", CACHED.with_(seam=w), f"the same with a seam of {w}", plain) for w in SEAMS if w != 8),
+    Arm(UNPRIMED, CACHED.with_(primed=False), "the default, but segments encoded with nothing before them", plain),
     Arm("addition", CACHED.with_(compose="addition"), "states added up without transitions", plain),
     Arm("last", CACHED.with_(compose="last"), "only the last segment's state", plain),
     Arm("no-rotation", CACHED.with_(rotate=False), "keys left at their local positions", plain),
@@ -121,6 +123,7 @@ _CORE = (
 )
 # Ways to come closer to full recompute that cost something; each is also run in full where its prompt is another one.
 _KNOBS = (
+    Arm("unprimed-seam-32", CACHED.with_(primed=False, seam=32), "a seam of 32 and nothing before a segment", plain),
     Arm("seam-64", CACHED.with_(seam=64), "a seam of 64", plain),
     *(Arm(f"tail-{n}", CACHED.with_(tail_seam=n), f"the last {n} tokens of a segment too", plain) for n in (8, 16)),
     Arm("seam-4-tail-4", CACHED.with_(seam=4, tail_seam=4), "the eight tokens of the default, four at each end", plain),

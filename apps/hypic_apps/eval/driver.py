@@ -100,7 +100,7 @@ class Subject:
         folder = bundled() if model is None or is_bundled(model) else weights.locate(model)
         self.name, self.folder = BUNDLED if model is None else _name(model), Path(folder)
         self.tokenizer = Tokenizer(folder)
-        self.runner = primer.load(Path(folder), config)
+        self.runner = primer.load(folder, config)
         tokens = self.tokenizer
         vocabulary = Vocabulary(
             tokens.decode, tokens.eos_ids, tokens.byte_ids, tokens.special_ids, dict(tokens.generation_defaults)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
+from hypic_apps.train import related
 from hypic_apps.train.frames import (
     BY_ASKED,
     DOES_ASKED,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 # Shares, in training: of one-hop questions that could be asked so, of relations that could be told so, of words in such
 # questions that are made up, and of questions without an answer that are asked so.
-CLUES, DISGUISED, MADE_UP, MISSING = 0.22, 0.12, 0.25, 0.3
+CLUES, DISGUISED, MADE_UP, MISSING = 0.28, 0.16, 0.25, 0.3
 UNITS = {"metres": "how many metres", "length": "how many kilometres", "area": "how many square kilometres"}
 NAMED = tuple(t for t in (*BY_ASKED, *NOUN_ASKED_BY_KIND) if "{which}" in t)
 FORMS: Mapping[str, Sequence[str]] = {
@@ -54,7 +55,10 @@ def clue(value: str) -> str:
 
 
 def ask_for(world: World, fact: Fact, *, impersonal: bool = False) -> Ask:
-    """A one-hop question about the fact; in training now and then one in words that do not matter."""
+    """A one-hop question about the fact; in training now and then one in a related word, or in words that do not
+    matter."""
+    if not impersonal and (found := related.ask_for(world, fact)):
+        return Ask("1hop", found, fact.value, (fact,))
     if world.split == "train" and not impersonal and world.r.random() < CLUES and is_only(world, fact):
         return Ask("1hop", question(world, fact.kind, fact.subject, fact.relation), fact.value, (fact,))
     return ask(fact, world.split, world.r, impersonal=impersonal)
@@ -89,7 +93,7 @@ def _told_otherwise(world: World, kind: str, relation: Relation) -> Relation:
     value = "product" if relation.choices else relation.value
     words = world.inventor.relation(world.r, article_of(kind), value)
     kept_back = () if relation.invented else relation.statements[-2:]
-    return replace(relation, statements=(*words.statements, *kept_back), more_said=())
+    return replace(relation, statements=(*words.statements, *kept_back), more_said=(), ways=())
 
 
 def missing_clue(world: World, kind: str, subject: str, relations: Sequence[Relation]) -> str | None:

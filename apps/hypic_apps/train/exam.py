@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypic_apps.train import order, rules
+from hypic_apps.train import order, quoting, rules
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grid import CHUNK
 from hypic_apps.train.library import Library
@@ -31,7 +31,7 @@ from hypic_apps.train.segments import Segmenting
 from hypic_apps.train.world import World
 
 ITEMS_SEED = 1_000_003
-IN_ORDER = ("update", "chunked", "keyfacts", *order.KINDS)
+IN_ORDER = ("update", "chunked", "keyfacts", quoting.KIND, *order.KINDS)
 # What is also answered through segments, when a model is tuned for that.
 THROUGH_SEGMENTS = ("one_hop", "latest_notice")
 ONLY_ANSWERS = Weights(passage=0.0, question=0.0, answer=1.0)
@@ -83,6 +83,8 @@ class Papers:
             "documents": self.documents(3),
             "rules": self.rules(num_passages),
             "order": self.order(7),
+            "sentences_of_articles": self.sentences_of_articles(7),
+            "quotes": self.quotes(7),
         }
         return {name: self.paper(maker, num_items, seed) for seed, (name, maker) in enumerate(makers.items())}
 
@@ -122,6 +124,24 @@ class Papers:
             passages = World(self.names, self.schema, "test", r, self.library.sentences).passages(number, 4)
             r.shuffle(passages)
             return passages, [key_facts(passages, LISTS[-1])]
+
+        return make
+
+    def sentences_of_articles(self, number: int) -> Maker:
+        """The first sentence of every article, none of them trained on."""
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            passages = self.library.articles_alone(number, r)
+            return passages, [key_facts(passages, LISTS[-1])]
+
+        return make
+
+    def quotes(self, number: int) -> Maker:
+        """A long span of an article that was never trained on."""
+
+        def make(r: Random) -> tuple[list[Passage], list[Ask]]:
+            passages = self.library.articles_alone(number, r)
+            return passages, quoting.asks_of(passages, "test", r, 1)
 
         return make
 

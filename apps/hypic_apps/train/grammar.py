@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hypic_apps.train import frames
 from hypic_apps.train.frames import filled
-from hypic_apps.train.schema import Relation, Schema
+from hypic_apps.train.schema import Relation, Schema, Ways
 from hypic_apps.train.thesaurus import Thesaurus
 from hypic_apps.train.words import past, third
 
@@ -27,7 +27,7 @@ class Phrases:
     """What a relation is called, and the ways in which verbs tell it: (way, words)."""
 
     nouns: tuple[str, ...]
-    ways: tuple[tuple[str, tuple[str, ...]], ...]
+    ways: Ways
 
     @property
     def names(self) -> frozenset[str]:
@@ -100,6 +100,7 @@ def _with_more(
         more_asked=_allowed((*(t for some in asked for t in some), *more[1]), kept),
         names=phrases.names if phrases else frozenset((relation.noun,)),
         nouns=phrases.nouns if phrases else (),
+        ways=(("noun", phrases.nouns), *phrases.ways) if phrases else (("noun", (relation.noun,)),),
     )
 
 
@@ -109,7 +110,7 @@ def _new(key: str, phrases: Phrases, article: str, kept: frozenset[str]) -> Rela
     back = tuple(filled(t, {"{n}": n, "{s}": ""}) for t in frames.NOUN_BACK for n in phrases.nouns[:3])
     return Relation(
         f"more {name}", value, (), phrases.nouns[0], said, asked, back, invented=True, names=phrases.names,
-        nouns=phrases.nouns,
+        nouns=phrases.nouns, ways=(("noun", phrases.nouns), *phrases.ways),
     )  # fmt: skip
 
 

@@ -8,9 +8,21 @@ from dataclasses import replace
 from random import Random
 
 from hypic_apps.train.corpus import Article, Corpus
-from hypic_apps.train.natural import article_asks, article_passage, base_title, country_passage, gloss_passage
+from hypic_apps.train.natural import (
+    article_asks,
+    article_passage,
+    base_title,
+    called,
+    country_passage,
+    gloss_passage,
+)
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.reading import asks_of
+
+# Of articles that are only copied from, the share of those that are hard to copy, and what their first sentences have;
+# the chance that the others are of one topic, so that they begin alike.
+HARD, LONG, ALIKE = 0.4, 180, 0.3
+STRANGE = re.compile(r"[^\x00-\x7f–’]|[\"“=+*/^]|\(.{30}|\d.*\d.*\d{4}.*\d{4}")
 
 
 class Library:
@@ -22,6 +34,7 @@ class Library:
         self.by_topic: dict[str, list[Article]] = {}
         for article in self.articles:
             self.by_topic.setdefault(article.topic, []).append(article)
+        self.hard = tuple(a for a in self.articles if is_hard(a)) or self.articles
         self.sentences = tuple(_short_sentences(self.articles))
         self._asks: dict[str, tuple[Ask, ...]] = {}
         self._further: dict[str, Sequence[tuple[str, Ask]]] = {}
@@ -31,7 +44,7 @@ class Library:
         asks = self._asks.get(article.title)
         if asks is None:
             asks = self._asks[article.title] = tuple(article_asks(article))
-        return article_passage(article, asks, r)
+        return replace(article_passage(article, asks, r), about=called(article))
 
     def absent(self, passages: Sequence[Passage], r: Random) -> list[Ask]:
         """A question on an article that is not among the passages, nor named in them; mostly one, or none."""
@@ -49,6 +62,12 @@ class Library:
         more = tuple(ask for sentence, ask in self._further[article.title] if sentence in passage.text)
         return replace(passage, asks=(*passage.asks, *more))
 
+    def articles_alone(self, number: int, r: Random) -> list[Passage]:
+        """At most ``number`` articles as passages, none twice, without the questions of training; some hard to copy."""
+        pool = self.by_topic[r.choice(sorted(self.by_topic))] if r.random() < ALIKE else self.articles
+        chosen = [r.choice(self.hard if r.random() < HARD else pool) for _ in range(number)]
+        return [self.article(a, r) for a in {a.title: a for a in chosen}.values()]
+
     def passages(self, number: int, r: Random) -> list[Passage]:
         """``number`` passages, all articles of one topic, a mixture, or with lists among them."""
         if r.random() < 0.5:
@@ -61,6 +80,12 @@ class Library:
         if r.random() < 0.3:
             out[r.randrange(len(out))] = gloss_passage(self.glosses, r)
         return out
+
+
+def is_hard(article: Article) -> bool:
+    """Whether the first sentence is long, or has foreign letters, quotes, formulas, long brackets or many numbers."""
+    first = article.text.split(". ")[0]
+    return len(first) >= LONG or STRANGE.search(first) is not None
 
 
 def _short_sentences(articles: Sequence[Article]) -> Iterator[str]:

@@ -60,6 +60,12 @@ def base_title(title: str) -> str:
     return re.sub(r" \(.*\)$", "", title)
 
 
+def called(article: Article) -> str:
+    """What a question calls the thing of an article."""
+    name = base_title(article.title)
+    return f"the {name}" if article.text.startswith(f"The {name}") else name
+
+
 def clip(text: str) -> str:
     """Text up to the end of its clause, without trailing marks."""
     found = CLAUSE_END.search(text)
@@ -69,7 +75,7 @@ def clip(text: str) -> str:
 def article_asks(article: Article) -> Iterator[Ask]:
     """All pairs of one article with its description."""
     name, text = base_title(article.title), article.text
-    asked = f"the {name}" if text.startswith(f"The {name}") else name
+    asked = called(article)
     yield from _definition(article, asked)
     yield from _description(article, name)
     both = f"{text[:260]} {article.description}"
@@ -162,7 +168,7 @@ def country_passage(country: Country, r: Random) -> Passage:
         Ask("natural", r.choice([f"{country.name}: {k}?", f"What is the {k.lower()} of {country.name}?"]), v)
         for k, v in facts
     )
-    return Passage(f"{head}\n{rows}", head, asks)
+    return Passage(f"{head}\n{rows}", head, asks, about=country.name)
 
 
 def gloss_passage(glosses: Sequence[Gloss], r: Random) -> Passage:

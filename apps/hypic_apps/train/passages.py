@@ -40,12 +40,14 @@ class Ask:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text, its first sentence, what can be asked about it, and the facts that it states."""
+    """A text, its first sentence, what can be asked about it, and the facts that it states; ``about`` is what a real
+    one is about, as a question calls it."""
 
     text: str
     first: str
     asks: tuple[Ask, ...] = ()
     facts: tuple[Fact, ...] = field(default=(), compare=False)
+    about: str = field(default="", compare=False)
 
 
 PRONOUNS = {

@@ -99,7 +99,7 @@ def _of_others(sentence: str, name: str, r: Random) -> Iterator[Ask]:
         question = f"{_when(done.group(4), r).lower()} {done.group(2)} {subject} {done.group(3)}?"
         yield Ask("natural", f"{name}: {question}", done.group(5))
     doer = DOER.match(sentence)
-    if doer and doer.group(1) != name and not POINTING.search(doer.group(2)):
+    if doer and doer.group(1) != name and not POINTING.search(doer.group()):
         clause = clip(doer.group(2))
         if 3 < len(clause.split()) < 22 and clause.count('"') % 2 == 0 and not CUT.search(clause):
             yield Ask(

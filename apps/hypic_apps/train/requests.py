@@ -70,10 +70,12 @@ def bare(text: str) -> str:
     return " ".join(re.findall(r"[a-z0-9{}']+", text.lower()))
 
 
-def made(wanted: Sequence[str], ways: Sequence[str] = WAYS, number: int = NUM_MADE) -> Iterator[str]:
+def made(
+    wanted: Sequence[str], ways: Sequence[str] = WAYS, number: int = NUM_MADE, verbs: Sequence[str] = VERBS
+) -> Iterator[str]:
     """``number`` requests for what is ``wanted``: pairs of verb and object, all of them in use, each with a lead and a
     way to set it out."""
-    pairs = list(product(wanted, VERBS))
+    pairs = list(product(wanted, verbs))
     chosen = [pair for start in range(STEP) for pair in pairs[start::STEP]][:number]
     for place, (what, verb) in enumerate(chosen):
         lead, way = LEADS[place % len(LEADS)], ways[place % len(ways)]

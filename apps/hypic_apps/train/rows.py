@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from hypic_apps.train import manners, order, rules
+from hypic_apps.train import manners, order, quoting, rules
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grammar import enriched
 from hypic_apps.train.invented import Inventor
@@ -25,7 +25,7 @@ from hypic_apps.train.rulebooks import Rulebooks
 from hypic_apps.train.scenes import documents, key_facts, updates
 from hypic_apps.train.schema import Schema
 from hypic_apps.train.thesaurus import Thesaurus
-from hypic_apps.train.variety import IMPLIED, UNINVENTED, is_alike
+from hypic_apps.train.variety import CROWDED, IMPLIED, UNINVENTED, is_alike
 from hypic_apps.train.world import NOT_STATED, World
 
 
@@ -42,26 +42,35 @@ class Stage:
 
 
 LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
-SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.4}
+SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.5}
 FULL = {
-    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.2,
+    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.5,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
-DATA_VERSION = 6
-# How much a token of a long answer counts: lists and reasoning lines are most of what is answered and easier to learn
-# than short answers; but which passage comes next is decided where an item begins, and at the end whether one comes at
-# all. Passages count little: nothing foretells most of their words.
-LISTED_IN_ORDER = Emphasis(0.6, start=4.0, end=2.0)
+DATA_VERSION = 7
+# How much a token of a long answer counts: reasoning lines and the like are easier to learn than short answers. Of
+# sentences that are copied every token counts, or the model loses its place in long ones; which passage comes next is
+# decided where an item begins, and at the end whether one comes at all. Passages count little: nothing foretells most
+# of their words.
+LISTED_IN_ORDER = Emphasis(1.0, start=4.0, end=3.0)
 LONG_ANSWERS = {
-    "2hop_think": Emphasis(0.35, end=0.35), "keyfacts": LISTED_IN_ORDER, "order_list": LISTED_IN_ORDER,
-    "order_sentence": Emphasis(0.5, start=2.0), "facts": Emphasis(0.3, start=1.5),
+    "2hop_think": Emphasis(0.35, end=0.35), "facts": Emphasis(0.3, start=1.5), "keyfacts": LISTED_IN_ORDER,
+    "order_list": Emphasis(0.6, start=3.0, end=2.0), "order_sentence": Emphasis(0.7, start=2.0, end=2.0),
+    quoting.KIND: Emphasis(0.7, start=2.0, end=2.0),
 }  # fmt: skip
 LATER = Weights(passage=0.05, question=0.03, text=0.5)
 # Few and short passages a list, so that there are many lists: their order is learned from where each item begins.
 LISTED = (2, 9)
+# Of lists, those over articles alone, three to nine, and those over articles among invented passages.
+ALONE, AMONG_INVENTED = 0.62, 0.16
+# Tokens that a later message of a chat needs for a list of several passages.
+LEAST_FOR_LISTS = 600
+# The chance that a context is asked for one or two spans of its text, where there are real passages and elsewhere, and
+# behind how many other questions at most.
+QUOTED, QUOTED_INVENTED, SOON = 0.7, 0.1, 8
 # The chance that a context is also asked about the order of its passages; of such contexts, the share that has few
 # passages, and how few. Longer rows are asked more, so that the share of such questions stays.
-ORDERED, SHORT_ORDERED, FEW = 0.4, 0.6, (2, 5)
+ORDERED, SHORT_ORDERED, FEW = 0.34, 0.6, (2, 5)
 TOKENS_PER_ORDER_ASK = 200
 # The chance that sections of a rulebook stand among the passages of a context.
 RULED = 0.36
@@ -94,7 +103,8 @@ class Rows:
         self.names = Names.of_split(corpus, "train")
         self.library = Library(corpus)
         kept = {word for kind in schema.values() for x in kind if x.held_out for word in (x.key, *x.noun.split())}
-        inventor = Inventor(corpus.glosses, corpus.synonyms, frozenset(kept | {word.rstrip("s") for word in kept}))
+        without = frozenset(kept | {word.rstrip("s") for word in kept})
+        inventor = Inventor(corpus.glosses, corpus.synonyms, without, corpus.near)
         self.inventor = inventor if inventor.has_words else None
         self.rulebooks = Rulebooks(rules.load())
         self.texts = _plain_texts(corpus, self.library)
@@ -119,7 +129,9 @@ class Rows:
         row = self._block(kind, stage, stage.num_tokens, system, r, told)
         while stage.num_tokens - len(row) > 120 and len(row) < 0.9 * stage.num_tokens:
             # a later message of the same chat that brings passages of its own
-            row = joined(row, self._block(kind, stage, stage.num_tokens - len(row), "", r, told))
+            room = stage.num_tokens - len(row)
+            later = "mixed" if kind == "lists" and room < LEAST_FOR_LISTS else kind
+            row = joined(row, self._block(later, stage, room, "", r, told))
         return padded(row, stage.num_tokens)
 
     def context(
@@ -128,7 +140,7 @@ class Rows:
         """Passages in order, and all that can be asked about them; ``told`` are words of rules that stand before."""
         world = World(
             self.names, self.schema, "train", r, self.library.sentences,
-            inventor=self.inventor if stage.num_tokens > 256 else None,
+            inventor=self.inventor if stage.num_tokens > 256 else None, is_crowded=r.random() < CROWDED,
         )  # fmt: skip
         told = set() if told is None else told
         world.used |= told & {"handbook"}
@@ -137,7 +149,10 @@ class Rows:
             passages = updates(world, number, filled=0.5) if kind == "updates" else documents(world, few, (2, 8))
             return passages, [a for p in passages for a in p.asks]
         mixed = r.randint(1, max(1, number - 1))
-        real = {"natural": number, "mixed": mixed, "lists": mixed if r.random() < 0.5 else 0}.get(kind, 0)
+        if kind == "lists" and r.random() < ALONE:
+            return self.library.articles_alone(min(number + 1, LISTED[1]), r), []
+        among = AMONG_INVENTED / (1 - ALONE)
+        real = {"natural": number, "mixed": mixed, "lists": mixed if r.random() < among else 0}.get(kind, 0)
         most_facts = r.randint(1, stage.most_facts) if kind == "lists" else stage.most_facts
         ruled = self._sections(kind, number, stage, r)
         passages = self.rulebooks.passages(world, ruled, told) if ruled else []
@@ -169,7 +184,7 @@ class Rows:
             number = r.randint(*(LISTED if kind == "lists" else FEW))
         passages, asks = self.context(kind, number, stage, r, told_before)
         known = dict(zip(texts := [p.text for p in passages], self.encoder.texts(texts), strict=True))
-        most = r.uniform(0.35, 0.6) if kind == "lists" else r.uniform(0.5, 0.85)
+        most = r.uniform(0.5, 0.7) if kind == "lists" else r.uniform(0.5, 0.85)
         kept = passages[: _fitting([known[text] for text in texts], room * most)]
         if kind == "lists":
             asks = [key_facts(kept, r.choice(LISTS[:-1]))]
@@ -181,9 +196,12 @@ class Rows:
             questions += unanswered(left_out, kept, r)
         number = r.randint(2, 3 + stage.num_tokens // TOKENS_PER_ORDER_ASK) if ordered else 0
         questions += order.asks_of(kept, "train", r, number)
+        quotes = _quotes(kind, kept, r) if share == 1.0 and stage.num_tokens > 256 else []
         if not questions:
             return self._block(kind, stage, room, system, r, told_before)
         r.shuffle(questions)
+        for ask in quotes:  # among the first, or most would be cut off
+            questions.insert(r.randint(0, min(len(questions), SOON)), ask)
         free = room - sum(len(known[p.text]) for p in kept)
         turns = [
             Turn((), manners.wrapped(a.question, r), a.answer, (), LONG_ANSWERS.get(a.kind, Emphasis()), a.starts)
@@ -234,6 +252,14 @@ def is_told(ask: Ask, fact: Fact) -> bool:
 def is_named(ask: Ask) -> bool:
     """Whether the question names what it is about."""
     return all(fact.subject.lower() in ask.question.lower() and fact.kind not in UNINVENTED for fact in ask.about)
+
+
+def _quotes(kind: str, kept: Sequence[Passage], r: Random) -> list[Ask]:
+    """At most two questions for spans of the passages; none of notices and pieces, which say the same again."""
+    if kind in ("updates", "documents"):
+        return []
+    chance = QUOTED if any(not p.facts for p in kept) else QUOTED_INVENTED
+    return quoting.asks_of(kept, "train", r, r.randint(1, 2)) if r.random() < chance else []
 
 
 def _fitting(texts: Sequence[Sequence[int]], room: float) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 Split = Literal["train", "test"]
+Ways = tuple[tuple[str, tuple[str, ...]], ...]
 FOLDER = Path(__file__).parent / "relations"
 
 
@@ -21,7 +22,8 @@ class Relation:
 
     An ``invented`` relation is for training alone, so all its wordings are. ``more_said`` and ``more_asked`` are made
     by ``grammar.py``, for training too; ``names`` are words that may stand for the relation, ``nouns`` those of them
-    that stand in the place of ``noun``.
+    that stand in the place of ``noun``. ``ways`` are the words that tell it, by the way in which they do: "noun", or
+    one of those of ``frames.of_way``; none where the relation is told in other words than its own.
     """
 
     key: str
@@ -37,6 +39,7 @@ class Relation:
     more_asked: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
     nouns: tuple[str, ...] = ()
+    ways: Ways = ()
 
     def said(self, split: Split) -> tuple[str, ...]:
         """Statement templates of a split: the last two are for ``test`` alone."""

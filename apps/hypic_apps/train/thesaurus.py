@@ -101,15 +101,18 @@ def _frozen(value: object) -> object:
 
 
 @dataclass(frozen=True)
-class _Sets:
-    """WordNet's files: words and pointers of every set of synonyms, senses of every word with how often each is met."""
+class Sets:
+    """WordNet's files: words, pointers and kind of every set of synonyms, senses of every word with how often each is
+    met."""
 
     words: dict[tuple[str, str], list[str]]
     pointers: dict[tuple[str, str], list[list[str]]]
     senses: dict[tuple[str, str], list[str]]
     met: Counter[tuple[str, str, str]]
+    kinds: dict[tuple[str, str], str]
 
     def counts(self, word: str, pos: str) -> list[int]:
+        """How often each sense of the word is met, in the order of the senses."""
         return [self.met[word, pos, sense] for sense in self.senses.get((word, pos), ())]
 
     def is_plain(self, word: str, pos: str, sense: str) -> bool:
@@ -120,7 +123,7 @@ class _Sets:
 
 def build(files: Mapping[str, str]) -> Iterator[dict[str, object]]:
     """Rows of the thesaurus out of WordNet's ``data.*``, ``index.noun``, ``.verb``, ``.adj`` and ``.sense``."""
-    sets = _sets(files)
+    sets = read_sets(files)
     for (word, pos), senses in sorted(sets.senses.items()):
         counts = sets.counts(word, pos)
         if not WORD.fullmatch(word) or counts[0] < max(LEAST_MET, LEAST_SHARE * sum(counts)):
@@ -135,7 +138,7 @@ def build(files: Mapping[str, str]) -> Iterator[dict[str, object]]:
             }  # fmt: skip
 
 
-def _pointed(sets: _Sets, word: str, pos: str, mark: str) -> Iterator[tuple[str, str]]:
+def _pointed(sets: Sets, word: str, pos: str, mark: str) -> Iterator[tuple[str, str]]:
     """Words that the word's first sense points to by ``mark``, each with its part of speech."""
     sense = sets.senses[word, pos][0]
     place = [x.lower() for x in sets.words[pos, sense]].index(word) + 1
@@ -147,8 +150,9 @@ def _pointed(sets: _Sets, word: str, pos: str, mark: str) -> Iterator[tuple[str,
         yield from ((x, part) for x in chosen if x != word and sets.is_plain(x, part, target))
 
 
-def _sets(files: Mapping[str, str]) -> _Sets:
-    found = _Sets({}, {}, {}, Counter())
+def read_sets(files: Mapping[str, str]) -> Sets:
+    """WordNet's files, read."""
+    found = Sets({}, {}, {}, Counter(), {})
     for name, text in files.items():
         kind, _, part = name.rpartition("/")[2].partition(".")
         lines = (line for line in text.splitlines() if line and line[0] != " ")
@@ -162,17 +166,18 @@ def _sets(files: Mapping[str, str]) -> _Sets:
     return found
 
 
-def _read_met(lines: Iterator[str], found: _Sets) -> None:
+def _read_met(lines: Iterator[str], found: Sets) -> None:
     for key, sense, _, times in map(str.split, lines):
         word, _, rest = key.partition("%")
         place = word, NUMBERS[rest[0]], sense
         found.met[place] = max(found.met[place], int(times))
 
 
-def _read_data(lines: Iterator[str], pos: str, found: _Sets) -> None:
+def _read_data(lines: Iterator[str], pos: str, found: Sets) -> None:
     for line in lines:
         fields = line.split("|", 1)[0].split()
         number = int(fields[3], 16)
+        found.kinds[pos, fields[0]] = fields[1]
         found.words[pos, fields[0]] = [re.sub(r"\([a-z]+\)$", "", w) for w in fields[4 : 4 + 2 * number : 2]]
         start = 5 + 2 * number
         ends = start + 4 * int(fields[start - 1])

@@ -7,6 +7,7 @@ For training alone: worlds of names kept for measuring never come here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import TYPE_CHECKING
 
 from hypic_apps.train.passages import Fact, Passage, first_sentence, named, side_by_side, table
@@ -21,11 +22,16 @@ INVENTED, BRIDGED = 0.3, 0.5
 # name a thing they are not about, and of relations that only training has.
 RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
 # Of near misses, those of a kind of value that the thing has: as a rule, they would teach to refuse whatever is told in
-# unknown words.
-NEAREST = 0.2
+# unknown words. Of plain ones of a kind of value that it has none of, those that are asked.
+NEAREST, VALUELESS = 0.2, 0.5
 # Relations of which another thing's passage may tell, so their absence cannot be asked for.
 IMPLIED = frozenset({"spouse", "country", "lifespan", "birth_year", "death_year", "twin", "role"})
 UNINVENTED = ("task", "handbook", "meeting", "rules")
+# In training: of worlds in which names are like others, of names in them that are; what names of these kinds go on
+# with: no coined name ends so, and none that is kept for measuring can come of it.
+CROWDED, RESEMBLING = 0.1, 0.4
+EXTENDED = ("person", "company", "city", "country", "river")
+MORE = ("uri", "eno", "ski", "aba", "inho", "sen", "ovic", "etti", "aw", "olo", "ik", "ema", "adu", "ist", "yan")
 MENTIONS = (
     "More about {s} on another page.", "See also the notes on {s}.", "The same was asked about {s}.",
     "There is no connection with {s}.", "The next page is about {s}.", "Readers of this page also looked for {s}.",
@@ -62,6 +68,31 @@ def rivals(world: World, kind: str, value: str) -> list[Relation]:
     return out
 
 
+def resembling(world: World, kind: str, made: str) -> str:
+    """The name or, often, one like another of this world: with its first or last name, or going on from its end."""
+    known = list(dict.fromkeys(n for f in world.facts for n in names_of(f, kind)))
+    if kind not in EXTENDED or not known or world.r.random() >= RESEMBLING:
+        return made
+    other = world.r.choice(known)
+    if kind == "person" and world.r.random() < 0.6:
+        (own, _, family), (others, _, others_family) = made.partition(" "), other.partition(" ")
+        return f"{own} {others_family}" if world.r.random() < 0.5 else f"{others} {family}"
+    return longer(other, kind, world.r)
+
+
+def names_of(fact: Fact, kind: str) -> tuple[str, ...]:
+    """The names of things of a kind that a fact has in it."""
+    own = (fact.subject,) if fact.kind == kind else ()
+    return (*own, fact.value) if fact.relation.value == kind else own
+
+
+def longer(name: str, kind: str, r: Random) -> str:
+    """The name with its last word going on, or the one before where the last says what kind of thing it is."""
+    words = name.split(" ")
+    words[-2 if kind == "company" and len(words) > 1 else -1] += r.choice(MORE)
+    return " ".join(words)
+
+
 def mention(world: World) -> str:
     """A sentence that names some thing of this world and says nothing of it."""
     fact = world.r.choice([f for f in world.facts if f.kind not in ("task", "handbook")] or world.facts)
@@ -86,7 +117,7 @@ def missing(world: World, kind: str, subject: str, relations: Sequence[Relation]
     own = [f.relation for f in world.facts if f.subject == subject]
     if world.inventor is not None and kind not in UNINVENTED and world.r.random() < INVENTED / 3:
         relations = [world.inventor.relation(world.r, article_of(kind))]
-    free = [x for x in relations if not any(is_alike(x, o) for o in own)]
+    free = [x for x in relations if not any(is_alike(x, o) or are_near(world, x, o) for o in own)]
     others = {f.relation.key for f in world.facts if f.kind == kind}
     values = {x.value for x in own} - {"choice"}
     near = [x for x in free if x.value in values]
@@ -104,7 +135,14 @@ def lacking(world: World, kind: str, subject: str) -> list[Relation]:
     strange = {x.value for x in own if id(x) not in plain}
     others = {id(f.relation): f.relation for f in world.facts if f.kind == kind and id(f.relation) in plain}
     near = [x for x in others.values() if x.value not in strange and x.key not in IMPLIED]
-    return [x for x in near if not any(is_alike(x, o) or is_alike(o, x) for o in own)]
+    return [x for x in near if not any(is_alike(x, o) or is_alike(o, x) or are_near(world, x, o) for o in own)]
+
+
+def is_worth_asking(world: World, subject: str, relation: Relation) -> bool:
+    """Whether to ask for what a thing lacks: by chance, where it has none of that kind of value, since to refuse then
+    takes no reading of the words."""
+    values = {f.relation.value for f in world.facts if f.subject == subject}
+    return relation.value in values or world.r.random() < VALUELESS
 
 
 def bridging(world: World, first: Fact) -> str:
@@ -127,6 +165,11 @@ def is_alike(one: Relation, other: Relation) -> bool:
     if one.key == "lifespan" and other.key in ("birth_year", "death_year"):
         return True
     return one.key == other.key or not one.names.isdisjoint(other.names)
+
+
+def are_near(world: World, one: Relation, other: Relation) -> bool:
+    """Whether a question for one relation might be one for the other, in a related word (``related.py``)."""
+    return world.inventor is not None and world.inventor.related.are_near(one, other)
 
 
 def article_of(kind: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from hypic_apps.train import clues, variety
+from hypic_apps.train import clues, related, variety
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import Names
 from hypic_apps.train.passages import (
@@ -50,6 +50,7 @@ class World:
     used: set[str] = field(default_factory=set)
     facts: list[Fact] = field(default_factory=list)
     families: tuple[str, ...] = ()
+    is_crowded: bool = False  # names are often like others of this world, or go on from them
 
     def name(self, kind: str) -> str:
         """A name not yet used; people often share a family name with others of this world."""
@@ -57,6 +58,8 @@ class World:
             made = self.names.of(kind, self.r)
             if kind == "person" and self.r.random() < 0.4:
                 made = f"{made.split()[0]} {self.r.choice(self.shared_families())}"
+            if self.is_crowded:
+                made = variety.resembling(self, kind, made)
             if made.lower() not in self.used:
                 break
         self.used.add(made.lower())
@@ -83,7 +86,7 @@ class World:
         }:
             chosen = [x for x in chosen if x.key != "lifespan"]
         if self.split == "train":
-            chosen = clues.disguised(self, kind, variety.varied(self, kind, chosen, most))
+            chosen = related.told(self, kind, clues.disguised(self, kind, variety.varied(self, kind, chosen, most)))
         facts = [Fact(kind, subject, relation, self.value(kind, relation)) for relation in chosen]
         if self.split == "test":
             return facts
@@ -102,7 +105,7 @@ class World:
         made = self.names.value(relation, self.r)
         if relation.value == "person" and self.r.random() < 0.3:
             made = f"{made.split()[0]} {self.r.choice(self.shared_families())}"
-        return made
+        return variety.resembling(self, relation.value, made) if self.is_crowded else made
 
     def passages(self, number: int, most_facts: int) -> list[Passage]:
         """``number`` passages about as many things, of a few kinds."""
@@ -199,7 +202,7 @@ class World:
         return [
             *backwards[: 1 + number // 12],
             *self.unstated_asks(self.r.randint(0, 1 + number // 20)),
-            *self.lacked_asks(number // 13),
+            *self.lacked_asks(number // 18),
             *self.unknown_asks(self.r.randint(0, 1 + number // 40)),
             *self.two_hop_asks(2 + number // 3),
         ]
@@ -221,10 +224,11 @@ class World:
         subjects = sorted({(f.kind, f.subject) for f in self.facts if f.kind not in ("task", "handbook")})
         self.r.shuffle(subjects)
         found = (variety.lacking(self, kind, subject) for kind, subject in subjects)
-        near = ((subject, x) for (_, subject), x in zip(subjects, found, strict=True) if x)
+        near = ((subject, self.r.choice(x)) for (_, subject), x in zip(subjects, found, strict=True) if x)
+        worth = ((subject, x) for subject, x in near if variety.is_worth_asking(self, subject, x))
         return [
-            Ask("none", self.r.choice(self.r.choice(x).asked(self.split)).replace("{s}", subject), NOT_STATED)
-            for subject, x in itertools.islice(near, number)
+            Ask("none", self.r.choice(x.asked(self.split)).replace("{s}", subject), NOT_STATED)
+            for subject, x in itertools.islice(worth, number)
         ]
 
     def unstated_asks(self, number: int) -> list[Ask]:

@@ -131,3 +131,21 @@ def test_calls_can_be_made_from_what_is_given(made: dict[str, list[Item]]) -> No
     for item in made["S9"]:
         assert len(item.kinds) == len(item.passages) and {"tool", "skill", "memory"} <= set(item.kinds)
         assert len(item.gold) == 3
+
+
+def listed(answer: str) -> list[str]:
+    """The items of a numbered list."""
+    starts = [answer.index(f"({number}) ") for number in range(1, 9) if f"({number}) " in answer]
+    return [answer[start + 4 : stop].strip() for start, stop in zip(starts, [*starts[1:], len(answer)], strict=True)]
+
+
+def test_first_sentences_are_asked_in_the_order_of_the_passages(made: dict[str, list[Item]]) -> None:
+    """Each stands in the passage of its number; a control: not in that of the number behind."""
+    right, shifted = 0, 0
+    for item in made["S3"]:
+        sentences = listed(item.answers[0])
+        assert len(sentences) == len(item.passages)
+        right += sum(map(str.__contains__, item.passages, sentences))
+        shifted += sum(map(str.__contains__, item.passages[1:], sentences))
+    total = sum(len(item.passages) for item in made["S3"])
+    assert right == total > 1000 and shifted < 0.05 * total

@@ -32,6 +32,15 @@ def test_sentences_about_the_thing_are_asked_in_several_ways() -> None:
     assert not any("towers" in question and "___" not in question for question in found)
 
 
+def test_no_pronoun_is_an_answer() -> None:
+    found = {}
+    for told in ("She", "Bel Osterman"):
+        text = f"Anna Maria Tolmer was a teacher in Osthal. {told} founded the second school of the town in 1880."
+        article = Article("Ann Tolmer", text, "Teacher", "People")
+        found[told] = {ask.answer for seed in range(20) for _, ask in asks_of(article, Random(seed))}
+    assert "Bel Osterman" in found["Bel Osterman"] and "She" not in found["She"]
+
+
 def test_answers_stand_in_the_text_and_gaps_hide_them() -> None:
     gaps = 0
     for question, answer in asked().items():

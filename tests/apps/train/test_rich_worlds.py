@@ -10,10 +10,11 @@ import pytest
 from hypic_apps.train.clues import clue, is_only, missing_clue
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grammar import enriched
+from hypic_apps.train.names import coined
 from hypic_apps.train.passages import table
 from hypic_apps.train.schema import Schema
 from hypic_apps.train.thesaurus import Thesaurus
-from hypic_apps.train.variety import UNINVENTED, is_alike, lacking, mention, missing, roster
+from hypic_apps.train.variety import MORE, UNINVENTED, is_alike, lacking, longer, mention, missing, names_of, roster
 from hypic_apps.train.world import NOT_STATED, World
 from tests.apps.train.worlds import SEEDS, inventive, world
 
@@ -178,3 +179,25 @@ def test_worlds_for_measuring_stay_as_they_were(corpus: Corpus, relations: Schem
         assert [p.text for p in plain.passages(6, 5)] == [p.text for p in richer.passages(6, 5)]
         asks = [[(a.question, a.answer) for a in w.extra_asks()] for w in (plain, richer)]
         assert asks[0] == asks[1]
+
+
+def test_names_of_crowded_worlds_share_parts_or_go_on_from_another(corpus: Corpus, relations: Schema) -> None:
+    counts = {True: [0, 0], False: [0, 0]}
+    for seed in SEEDS:
+        for is_crowded, found in counts.items():
+            made = world(corpus, relations, seed)
+            made.is_crowded = is_crowded
+            made.passages(8, 4)
+            names = sorted({n for f in made.facts for n in names_of(f, "person")})
+            pairs = [(a, b) for a in names for b in names if a != b]
+            found[0] += any(b.startswith(a) for a, b in pairs)
+            found[1] += any(a.split()[0] == b.split()[0] for a, b in pairs)
+    for alike, plain in zip(counts[True], counts[False], strict=True):
+        assert alike > 10 and alike > 3 * plain  # the control: elsewhere such names are rare
+
+
+def test_names_that_go_on_are_none_that_are_kept() -> None:
+    kept = set(coined("test"))
+    assert kept and not any(name.endswith(MORE) for name in kept)
+    assert longer("Velmark Tools", "company", Random(1)).endswith(" Tools")
+    assert longer("Ann Tolm", "person", Random(1)).startswith("Ann Tolm")

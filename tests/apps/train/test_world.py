@@ -9,7 +9,7 @@ import pytest
 
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.names import MAKERS, Names
-from hypic_apps.train.passages import PRONOUNS
+from hypic_apps.train.passages import PRONOUNS, first_sentence
 from hypic_apps.train.requests import FACTS, LISTS
 from hypic_apps.train.scenes import documents, key_facts, updates, wording
 from hypic_apps.train.schema import Schema, Split
@@ -177,3 +177,18 @@ def test_requests_for_lists_keep_one_wording_back(corpus: Corpus, relations: Sch
         asked = {wording(templates, world(corpus, relations, seed), Random(seed)) for seed in SEEDS}
         assert len(asked) > 30 and asked <= set(templates[:-1])
         assert wording(templates, world(corpus, relations, 1, "test"), Random(1)) == templates[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("Hunter S. Thompson was a writer. He wrote.", "Hunter S. Thompson was a writer."),
+        ("It lies in the U.S. state of Florida. It", "It lies in the U.S. state of Florida."),
+        ("The Gulf of St. Lawrence is wide. It is cold.", "The Gulf of St. Lawrence is wide."),
+        ("Is it? It is.", "Is it?"),
+        ("A line\nand more. And more.", "A line"),
+        ("No end", "No end"),
+    ],
+)
+def test_a_first_sentence_ends_where_a_reader_ends_it(text: str, first: str) -> None:
+    assert first_sentence(text) == first
