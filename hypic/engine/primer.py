@@ -10,6 +10,7 @@ kept of a segment is its own tokens' effect, ``(T, B)`` of its interior and K/V,
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import CheckpointError, ConfigError, PromptError
 from hypic.types import Prompt, Segment
 
+logger = logging.getLogger("hypic")
 FILE = "primer.txt"
 # Between two passages of a primer, and any text in the place of the segment behind it.
 BETWEEN, NEXT = "\n\n", "next"
@@ -71,7 +73,8 @@ def ids_of(folder: Path, config: EngineConfig) -> tuple[int, ...]:
 
 
 def load(folder: Path, config: EngineConfig) -> Runner:
-    """A checkpoint on its device, which encodes segments behind its primer if it has one.
+    """A checkpoint on its device, which encodes segments behind its primer if it has one. A primer of the checkpoint's
+    own that does not fit the settings is left out, with a warning.
 
     Raises:
         UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
@@ -79,6 +82,10 @@ def load(folder: Path, config: EngineConfig) -> Runner:
     """
     ids = ids_of(folder, config)  # first: what cannot be read is said before gigabytes are
     runner = Runner.load(folder, config)
+    why = _lack(runner, len(ids)) if ids and config.primer is None else ""
+    if why:  # nobody asked for it
+        logger.warning("segments are encoded with nothing before them: %s", why)
+        return runner
     return primed(runner, ids, step_tokens(config, runner.pool.device))
 
 
@@ -90,7 +97,9 @@ def primed(runner: Runner, ids: tuple[int, ...], max_step_tokens: int) -> Runner
     """
     if not ids:
         return runner
-    _demand_room(runner, len(ids))
+    why = _lack(runner, len(ids))
+    if why:
+        raise ConfigError(f"{why}; pass a shorter one, raise max_context= or memory=, or pass primer='' for none.")
     kept = _kept(runner.pool, ids)
     _run(runner, kept, min(max_step_tokens, PIECE_TOKENS))
     identity = replace(runner.identity, primer=Primer(ids, runner.max_context - len(ids)))
@@ -121,22 +130,15 @@ def _run(runner: Runner, kept: CachedSegment, piece_tokens: int) -> None:
             )
 
 
-def _demand_room(runner: Runner, num_tokens: int) -> None:
-    """Room for the primer and, beside it, for the longest prompt and the encode of one segment.
-
-    Raises:
-        ConfigError: there is none.
-    """
+def _lack(runner: Runner, num_tokens: int) -> str:
+    """Why a primer cannot stand beside the longest prompt and the encode of one segment; empty if it can."""
     pool, most = runner.pool, int(MOST * runner.max_context)
     if num_tokens > most:
-        raise ConfigError(
-            f"the primer has {num_tokens} tokens, and of a context of {runner.max_context} it may take {most}; "
-            "pass a shorter one, or primer='' for none."
-        )
-    need = reserve(pool.page_size, runner.max_context, 1) + Need(pool.pages_for(num_tokens), 1)
-    if not pool.could_hold(need):
-        have = pool.capacity
-        raise ConfigError(
-            f"the primer's {num_tokens} tokens do not fit beside one prompt: {need.pages} pages and {need.states} "
-            f"states are needed and memory= holds {have.pages} and {have.states}; raise memory= or pass primer=''."
-        )
+        return f"the primer has {num_tokens} tokens, and of a context of {runner.max_context} it may take {most}"
+    need, have = reserve(pool.page_size, runner.max_context, 1) + Need(pool.pages_for(num_tokens), 1), pool.capacity
+    if pool.could_hold(need):
+        return ""
+    return (
+        f"the primer's {num_tokens} tokens do not fit beside one prompt: {need.pages} pages and {need.states} states "
+        f"are needed and memory= holds {have.pages} and {have.states}"
+    )

@@ -170,7 +170,7 @@ class Bench:
     def contents(self, piece: Piece, policy: Policy = POLICY) -> dict[str, Tensor]:
         """All that is kept of a segment, layer by layer; a short interior's tail is cut to what it holds."""
         entry, pool = self.entry(piece, policy), self.pool
-        slots = torch.from_numpy(entry.kv_slots)
+        slots = torch.from_numpy(entry.kv_slots).to(pool.device)
         held: dict[str, Tensor] = {}
         for layer, shape in enumerate(pool.layout.linear):
             held[f"T{layer}"] = pool.transitions[layer][entry.transition_slot].clone()

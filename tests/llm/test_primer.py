@@ -251,3 +251,12 @@ def test_the_bundled_model_answers_behind_one() -> None:
     assert "Ingrid Solberg" in answer.text and "Ingrid Solberg" in plain.text
     assert answer.usage is not None and plain.usage is not None
     assert answer.usage.prompt_tokens == plain.usage.prompt_tokens and outcomes(answer.report) == ["encoded"] * 2
+
+
+def test_a_checkpoints_own_primer_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody asked for it; one that was asked for is refused."""
+    for max_context, has_primer in ((512, False), (4096, True)):
+        caplog.clear()
+        with LLM(memory="96MiB", device="cpu", threads=1, max_context=max_context) as llm:
+            assert llm.generate(Prompt([Segment(" ".join(["word"] * 60))], "Which word?"), sampling()).token_ids
+            assert ("encoded with nothing before them: the primer has" in caplog.text) is not has_primer
