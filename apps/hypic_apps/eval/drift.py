@@ -22,7 +22,7 @@ from hypic_apps.eval.arms import ARMS, FULL
 from hypic_apps.eval.driver import Subject
 from hypic_apps.eval.items import Item
 
-ARM_NAMES = ("transition", "addition", "last", "seam-0", "seam-4", "seam-16", "seam-32", "no-rotation")
+ARM_NAMES = ("transition", "unprimed", "addition", "last", "seam-0", "seam-4", "seam-16", "seam-32", "no-rotation")
 DISTANCES = (0, 8, 16, 32, 64, 128, 256)
 
 

@@ -1,7 +1,7 @@
 """Tables of a Markdown page, written anew from saved results, so that a page never tells other numbers than they do.
 
 A table stands between two marks that no reader sees; the first names the table and files beside the page, and may
-choose a model, sets and arms, in the order in which they are to stand:
+choose a model, sets and arms, in the order in which they are to stand, and for goals (``of``) the arm they are told of:
 
     <!-- hypic eval: gaps results/quality.json sets=S1,S5 arms=transition,addition -->
     <!-- end -->
@@ -18,6 +18,7 @@ from typing import Any
 
 from hypic.errors import ConfigError
 from hypic_apps.eval import tables
+from hypic_apps.eval.arms import MAIN
 from hypic_apps.eval.drift import Drift, Layer
 from hypic_apps.eval.records import Record
 
@@ -26,10 +27,11 @@ MARK = re.compile(r"(<!-- hypic eval: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTAL
 
 @dataclass(frozen=True)
 class Results:
-    """What one or several files hold."""
+    """What one or several files hold; ``of`` is the arm that goals are told of."""
 
     records: Sequence[Record] = ()
     drift: Sequence[Drift] = ()
+    of: str = MAIN
 
     def chosen(self, names: Mapping[str, Sequence[str]]) -> Results:
         """Records of some ``model``, ``sets`` and ``arms``, in the order in which these are named."""
@@ -41,7 +43,7 @@ class Results:
                 found = sorted(kept, key=lambda r: order.index(getattr(r, field)))
         if "arms" in names:
             drift = [d for name in names["arms"] for d in drift if d.arm == name]
-        return replace(self, records=found, drift=drift)
+        return replace(self, records=found, drift=drift, of=next(iter(names.get("of", ())), self.of))
 
 
 TABLES: Mapping[str, Callable[[Results], list[str]]] = {
@@ -53,7 +55,7 @@ TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "closer": lambda found: tables.closer(found.records),
     "models": lambda found: tables.models(found.records),
     "answers": lambda found: tables.answers(found.records),
-    "goals": lambda found: tables.goals(found.records),
+    "goals": lambda found: tables.goals(found.records, found.of),
     "drift": lambda found: tables.drift(found.drift),
     "ends": lambda found: tables.ends(found.drift),
     "distance": lambda found: tables.distance(found.drift[0]),

@@ -123,6 +123,17 @@ def test_what_the_model_was_to_answer_is_told_met_or_not() -> None:
     ]
 
 
+def test_goals_are_told_of_another_policy(tmp_path: Path) -> None:
+    other = [replace(r, arm="seam-32", gap_to_full=0.0, gap_low=-0.01, gap_high=0.01) for r in RECORDS if r.set == "S8"]
+    (told,) = [line for line in tables.goals([*RECORDS, *other], "seam-32") if line.startswith("| S8: gap")]
+    assert told.endswith("| +0.0 (-1.0 to +1.0) | yes |")
+    rows = {"model": "tiny", "num_parameters": 1, "records": [asdict(r) for r in [*RECORDS, *other]]}
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    page = "<!-- hypic eval: goals a.json sets=S8 of=seam-32 -->\n<!-- end -->"
+    assert "+0.0 (-1.0 to +1.0)" in pages.filled(page, tmp_path)
+    assert "+0.0 (-1.0 to +1.0)" not in pages.filled(page.replace("of=seam-32", ""), tmp_path)
+
+
 def test_goals_are_met_or_not() -> None:
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in tables.goals(RECORDS)}
     assert rows["S1: gap at most 2 points"].endswith("| yes |")
