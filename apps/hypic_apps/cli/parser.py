@@ -41,6 +41,13 @@ def positive(text: str) -> int:
     return value
 
 
+def count(text: str) -> int:
+    """A whole number of at least 0, for argparse."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+    return int(text)
+
+
 def above_zero(text: str) -> float:
     """A number above 0, for argparse."""
     try:

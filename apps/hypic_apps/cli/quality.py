@@ -19,7 +19,7 @@ from hypic_apps.cli import findings
 from hypic_apps.cli.engine import device_of, model_folder
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.options import engine_settings
-from hypic_apps.cli.parser import positive
+from hypic_apps.cli.parser import count, positive
 
 if TYPE_CHECKING:
     from hypic import EngineConfig
@@ -43,6 +43,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--arm", action="append", metavar="NAME", help="only this arm beside full; may be repeated")
     add_flag("--knobs", action="store_true", help="also the arms that try to come closer to full recompute")
     add_flag("--items", type=positive, default=20, metavar="N", help="items of each set (default: 20)")
+    add_flag("--skip", type=count, default=0, metavar="N",
+             help="leave out the first N items of each set: choose settings by others than you report (default: 0)")  # fmt: skip
     add_flag("--full", action="store_true", help="all items of each set: 400 to 2,000")
     add_flag("--data", metavar="FILE", help="real questions with gold passages, as JSON lines (.gz too): set S7")
     add_flag("--passages", type=positive, default=8, metavar="N", help="passages for each of --data (default: 8)")
@@ -117,13 +119,17 @@ def _check_sets(args: argparse.Namespace) -> None:
     unknown = [name for name in args.set or () if name not in sets.NAMES]
     if unknown:
         raise InputError(f"{unknown[0]!r} is no set; there are {', '.join(sets.NAMES)}, and S7 with --data FILE.")
+    if args.skip and (args.sweep or args.drift or args.full or args.data):
+        raise InputError(f"--skip {args.skip} is for --items of sets; leave out --sweep, --drift, --full and --data.")
     if args.sweep and not args.drift or args.full or (args.data and not args.set):
         return  # made to any number, all of them, or as many as a file has
     flag, number = ("--prompts", args.prompts) if args.drift else ("--items", args.items)
     names = (args.set or [findings.MAIN_SET])[:1] if args.drift else args.set or list(sets.SETS)
     most, largest = max((sets.size(name), name) for name in names)
-    if number > most:
-        raise InputError(f"{flag} is {number}, but {largest} holds {most} items; pass {flag} {most} or less.")
+    if number + args.skip > most:
+        less = f"pass {flag} {most - args.skip} or less" if args.skip < most else f"pass --skip {most - 1} or less"
+        behind = f" and --skip {args.skip}" if args.skip else ""
+        raise InputError(f"{flag} is {number}{behind}, but {largest} holds {most} items; {less}.")
 
 
 def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
@@ -137,7 +143,10 @@ def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
         values = sets.SEGMENTS if args.sweep == "segments" else sets.LENGTHS
         return sets.sweep(args.sweep, values, pool.load(), args.items)
     # Without a chat template that knows tools, the ninth set would only be noise; it is run when asked for.
-    return {name: sets.of(name, pool.load(), number) for name in args.set or sets.SETS}
+    if not args.skip:
+        return {name: sets.of(name, pool.load(), number) for name in args.set or sets.SETS}
+    made = {name: sets.of(name, pool.load(), args.skip + args.items) for name in args.set or sets.SETS}
+    return {name: items[args.skip :] for name, items in made.items() if items[args.skip :]}
 
 
 def _check() -> findings.Found:

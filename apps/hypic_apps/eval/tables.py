@@ -169,8 +169,9 @@ def answers(records: Sequence[Record]) -> list[str]:
 
 
 def goals(records: Sequence[Record], arm: str = MAIN) -> list[str]:
-    """A policy, by default the default one, against its goals: half a point in the mean over ``MEANT`` with at most 1.2 by the interval,
-    two points on each; elsewhere the gap, and the arm that closes most of it for its tokens."""
+    """A policy, if not told otherwise the default one, against its goals: half a point in the mean over ``MEANT`` with
+    at most 1.2 by the interval, two points on each; elsewhere the gap, and the arm that halves it for the fewest
+    tokens."""
     found, sets = by_key(records), _names(records, "set")
     gap_of = {name: gap for name in sets if (gap := apart(found.get((name, arm, primary(name))))) is not None}
     meant = [name for name in gap_of if name in MEANT]
