@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--knobs", action="store_true", help="also the arms that try to come closer to full recompute")
     add_flag("--items", type=positive, default=20, metavar="N", help="items of each set (default: 20)")
     add_flag("--skip", type=count, default=0, metavar="N",
-             help="leave out the first N items of each set: choose settings by others than you report (default: 0)")  # fmt: skip
+             help="leave out the first N items of each set: tune on others than you report (default: 0)")  # fmt: skip
     add_flag("--full", action="store_true", help="all items of each set: 400 to 2,000")
     add_flag("--data", metavar="FILE", help="real questions with gold passages, as JSON lines (.gz too): set S7")
     add_flag("--passages", type=positive, default=8, metavar="N", help="passages for each of --data (default: 8)")
