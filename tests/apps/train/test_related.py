@@ -145,6 +145,21 @@ def test_a_word_is_asked_with_only_where_it_is_nearer_by_the_margin(table: tuple
     assert words.near("unheard", "n") == () and words.choice(relation("unheard"), [], Random(1)) is None
 
 
+@pytest.mark.parametrize(
+    ("way", "told", "asked"),
+    [("many", "gains", ("income", "n")), ("was in", "formed", ("establish", "v"))],
+    ids=["plural", "past"],
+)
+def test_plurals_and_pasts_are_near_as_their_plain_forms_are(
+    table: tuple[Near, ...], way: str, told: str, asked: tuple[str, str]
+) -> None:
+    words = Related(table)
+    other = replace(relation("lantern"), names=frozenset((told,)), noun=told, nouns=(), ways=((way, (told,)),))
+    word = related.Choice(*asked, "noun", LEAST)
+    assert not words.is_nearest(word, [other])
+    assert words.is_nearest(word, [replace(other, ways=())]), "a control: the table has no such form"
+
+
 def test_relations_that_might_be_meant_by_each_other_are_known(table: tuple[Near, ...]) -> None:
     words = Related(table)
     assert words.are_near(relation("revenue"), relation("income"))
