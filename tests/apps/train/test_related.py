@@ -218,11 +218,13 @@ def test_held_out_words_are_never_used(
     corpus: Corpus, more: Schema, table: tuple[Near, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     met = {"": 0, "skipper": 0}
+    # One of the schema's relations is told in the word, by its own phrases.
+    known = {t for found in more.values() for x in found for t in x.statements}
     for without in met:
         for seed in SEEDS:
             made = inventive(corpus, more, table, seed, without)
             met[without] += sum("skipper" in q.lower() for _, q in related_asks(made, monkeypatch))
-            met[without] += sum("skipper" in " ".join(f.relation.statements) for f in made.facts)
+            met[without] += sum("skipper" in t for f in made.facts for t in {*f.relation.statements} - known)
     assert met["skipper"] == 0 and met[""] > 5
 
 
