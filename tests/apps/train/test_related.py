@@ -203,7 +203,8 @@ def test_held_out_words_are_never_used(
     corpus: Corpus, more: Schema, table: tuple[Near, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither asked for nor told in; what the schema itself tells so (a captain's statements) is no related word."""
-    met, own = {"": 0, "skipper": 0}, {t for found in more.values() for x in found for t in (*x.statements, *x.more_said)}
+    own = {t for found in more.values() for x in found for t in (*x.statements, *x.more_said)}
+    met = {"": 0, "skipper": 0}
     for without in met:
         for seed in SEEDS:
             made = inventive(corpus, more, table, seed, without)
