@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hypic.engine import primer as primer_module
 from hypic.engine.plan import Piece
 from hypic.engine.segment import Primer
 from hypic.engine.sizing import Need
@@ -118,12 +119,17 @@ def test_deterministic_requests_have_the_same_bits_cold_warm_and_restarted(
     again.engine.close()
 
 
-def test_a_primer_has_the_same_bits_whatever_a_step_holds(bench: Make) -> None:
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_a_primer_has_the_same_bits_whatever_a_step_holds(
+    kernels: str, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Entries on disk outlive the setting of a step's size."""
-    long = tuple(random_ids(700, 93))
-    found = [_states(bench("qwen", "float32", primer=long, max_step_tokens=step)) for step in (512, 600, 8192)]
+    settings: Any = {"primer": tuple(random_ids(700, 93)), "kernels": kernels}
+    found = [_states(bench("qwen", "float32", max_step_tokens=step, **settings)) for step in (8192, 600, 350, 1)]
     assert all(torch.equal(one, found[0]) for one in found)
-    assert not torch.equal(_states(bench("qwen", "float32", primer=long, max_step_tokens=350)), found[0])
+    monkeypatch.setattr(primer_module, "PIECE_TOKENS", 350)
+    other = _states(bench("qwen", "float32", **settings))
+    assert not torch.equal(other, found[0]) and torch.allclose(other, found[0], atol=1e-3)
 
 
 def _states(engine: Bench) -> torch.Tensor:

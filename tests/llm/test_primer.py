@@ -84,6 +84,15 @@ def test_white_space_is_no_primer(text: str, folder: Path, tmp_path: Path) -> No
     assert primer.text_of(tmp_path, EngineConfig()) == ""
 
 
+def test_ends_of_lines_and_a_byte_order_mark_make_no_other_primer(folder: Path, tmp_path: Path) -> None:
+    """The same text, saved on another system or given by a shell."""
+    for text in (TEXT.replace("\n", "\r\n"), TEXT.replace("\n", "\r"), f"\ufeff{TEXT}"):
+        assert ids(folder, text) == ids(folder, TEXT)
+        (tmp_path / primer.FILE).write_bytes(text.encode())
+        assert primer.text_of(tmp_path, EngineConfig()) == TEXT
+    assert ids(folder, TEXT.replace("\n\n", "\n")) != ids(folder, TEXT), "a line's end alone is no paragraph's"
+
+
 def test_it_reads_as_the_head_of_a_prompt(primed: LLM, folder: Path) -> None:
     """Scaffolding, a passage for each paragraph, and the glue that would stand before the next one."""
     one, two = TEXT.split("\n\n")
