@@ -145,8 +145,8 @@ def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
     # Without a chat template that knows tools, the ninth set would only be noise; it is run when asked for.
     if not args.skip:
         return {name: sets.of(name, pool.load(), number) for name in args.set or sets.SETS}
-    made = {name: sets.of(name, pool.load(), args.skip + args.items) for name in args.set or sets.SETS}
-    return {name: items[args.skip :] for name, items in made.items() if items[args.skip :]}
+    found = {name: sets.of(name, pool.load(), args.skip + args.items) for name in args.set or sets.SETS}
+    return {name: items[args.skip :] for name, items in found.items() if items[args.skip :]}
 
 
 def _check() -> findings.Found:
