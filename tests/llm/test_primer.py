@@ -169,6 +169,10 @@ def logprobs(llm: LLM, policy: Policy) -> list[float]:
     return [one.logprob for one in told.logprobs]
 
 
+def test_stats_tell_which_is_in_use(primed: LLM, llm: LLM, folder: Path) -> None:
+    assert primed.stats()["primer_tokens"] == len(ids(folder, TEXT)) > 0 and llm.stats()["primer_tokens"] == 0
+
+
 def test_a_policy_switches_it_off(primed: LLM, llm: LLM) -> None:
     plain = logprobs(llm, REUSE)
     assert logprobs(primed, UNPRIMED) == pytest.approx(plain, abs=1e-9)
@@ -262,6 +266,7 @@ def test_the_bundled_model_answers_behind_one() -> None:
     assert answer.usage.prompt_tokens == plain.usage.prompt_tokens and outcomes(answer.report) == ["encoded"] * 2
 
 
+@pytest.mark.skipif(not bundled().is_dir(), reason="the bundled model is not part of this copy")
 def test_a_checkpoints_own_primer_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody asked for it; one that was asked for is refused."""
     for max_context, has_primer in ((512, False), (4096, True)):
@@ -269,3 +274,4 @@ def test_a_checkpoints_own_primer_that_does_not_fit_is_left_out(caplog: pytest.L
         with LLM(memory="96MiB", device="cpu", threads=1, max_context=max_context) as llm:
             assert llm.generate(Prompt([Segment(" ".join(["word"] * 60))], "Which word?"), sampling()).token_ids
             assert ("encoded with nothing before them: the primer has" in caplog.text) is not has_primer
+            assert (llm.stats()["primer_tokens"] > 400) is has_primer

@@ -183,11 +183,15 @@ def _logprob(entry: Mapping[str, Any]) -> TokenLogprob:
     return TokenLogprob(entry["token_id"], entry["logprob"], tuple((i, value) for i, value in entry["top"]))
 
 
+def _known(kind: type[CacheReport | SegmentReport | Policy], told: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: told[f.name] for f in fields(kind) if f.name in told}
+
+
 def report_of(told: Mapping[str, Any]) -> CacheReport:
     """A report as the server's engine made it; fields of a newer server are left out."""
-    known = {f.name: told[f.name] for f in fields(CacheReport) if f.name in told}
-    segments = tuple(SegmentReport(**segment) for segment in known.pop("segments", ()))
-    notes, policy = tuple(known.pop("notes", ())), Policy(**known.pop("policy", {}))
+    known = _known(CacheReport, told)
+    segments = tuple(SegmentReport(**_known(SegmentReport, segment)) for segment in known.pop("segments", ()))
+    notes, policy = tuple(known.pop("notes", ())), Policy(**_known(Policy, known.pop("policy", {})))
     return CacheReport(segments=segments, notes=notes, policy=policy, **known)
 
 
