@@ -219,9 +219,9 @@ def test_segments_that_were_evicted_before_they_were_asked_for_are_no_warm_run()
 
 def test_a_geometry_has_no_primer() -> None:
     """It has no tokenizer to read one with."""
-    with pytest.raises(ConfigError, match="no tokenizer; leave out --primer"):
-        with session(geometry("tiny"), {"memory": "64MiB", "primer": "A text."}, ids=True):
-            pass
+    made = session(geometry("tiny"), {"memory": "64MiB", "primer": "A text."}, ids=True)
+    with pytest.raises(ConfigError, match="no tokenizer; leave out --primer"), made:
+        pass
 
 
 def test_prompts_are_new_in_every_repetition_and_the_same_in_every_process() -> None:
