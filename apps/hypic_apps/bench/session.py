@@ -147,9 +147,7 @@ def session(geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed:
     random_weights = {} if geometry.folder is not None else {"load_format": "dummy"}
     config = EngineConfig.of(**random_weights, **settings)
     if geometry.folder is None and config.primer:
-        raise ConfigError(
-            "primer is a text, and a geometry has no tokenizer; leave out --primer or name a checkpoint."
-        )
+        raise ConfigError("primer is a text, and a geometry has no tokenizer; leave out --primer or name a checkpoint.")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with geometry.placed() as folder:
