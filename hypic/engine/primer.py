@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hypic.config import EngineConfig
 from hypic.engine.chain import ZERO_SLOT, Chain, RowLink
+from hypic.engine.free_memory import attempted
 from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner
 from hypic.engine.segment import CachedSegment, Primer
@@ -98,7 +100,7 @@ def primed(runner: Runner, ids: tuple[int, ...]) -> Runner:
     """A runner that encodes segments behind ``ids``: they are run here, and what they leave is kept for good.
 
     Raises:
-        ConfigError: the primer is too long for the context or for the memory, or what it gives is not finite.
+        ConfigError: the primer is too long for the context or for the memory, or cannot be run.
     """
     if not ids:
         return runner
@@ -122,13 +124,21 @@ def _run(runner: Runner, kept: CachedSegment) -> None:
     """Fill it, piece by piece.
 
     Raises:
-        ConfigError: what the model gives is not finite, as all segments behind it would be.
+        ConfigError: what the model gives is not finite, as all segments behind it would be; or the device has no
+            memory for a step beside the pool.
     """
     ids, slots, state = kept.ids, kept.kv_slots, kept.state_slot
     for start in range(0, len(ids), PIECE_TOKENS):
         stop = min(len(ids), start + PIECE_TOKENS)
         row = RowLink(ids[start:stop], start, slots[start:stop])
-        if runner.run([Chain([row], slots[:stop], state if start else ZERO_SLOT, state)]).broken:
+        chain = Chain([row], slots[:stop], state if start else ZERO_SLOT, state)
+        result = attempted(partial(runner.run, [chain]), runner.pool.device, "the primer")
+        if result is None:
+            raise ConfigError(
+                f"{runner.pool.device} ran out of memory for the primer: the pool holds "
+                f"{runner.pool.num_bytes // 2**20:,} MiB; lower memory= to leave room, or pass primer='' for none."
+            )
+        if result.broken:
             raise ConfigError(
                 "the model produced NaN or infinity for the primer; check the checkpoint, pass dtype='float32', "
                 "or primer='' for none."

@@ -213,6 +213,25 @@ def test_a_primer_that_just_fits(bench: Make, checkpoints: Checkpoints) -> None:
     engine.assert_back_to_start()
 
 
+@pytest.mark.parametrize(
+    "fault", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("another fault")], ids=["memory", "other"]
+)
+def test_a_primer_that_there_is_no_memory_to_run_is_refused(
+    fault: Exception, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sentence with the ways out; what is no lack of memory stays what it is."""
+    model: Any = bench("qwen").watched.model
+
+    def fail(ids: torch.Tensor) -> torch.Tensor:
+        raise fault
+
+    monkeypatch.setattr(model, "embed", fail)
+    is_short = isinstance(fault, torch.OutOfMemoryError)
+    sentence = r"ran out of memory for the primer: .* lower memory= to leave room, or pass primer='' for none\."
+    with pytest.raises(ConfigError if is_short else RuntimeError, match=sentence if is_short else "another fault"):
+        bench("qwen", primer=PRIMER)
+
+
 def test_a_primer_that_is_not_finite_is_refused(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than every segment failing, one by one."""
     model: Any = bench("qwen").watched.model
