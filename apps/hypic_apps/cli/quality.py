@@ -126,16 +126,21 @@ def _check_sets(args: argparse.Namespace) -> None:
     flag, number = ("--prompts", args.prompts) if args.drift else ("--items", args.items)
     names = (args.set or [findings.MAIN_SET])[:1] if args.drift else args.set or list(sets.SETS)
     most, largest = max((sets.size(name), name) for name in names)
+    least, smallest = min((sets.size(name), name) for name in names)
+    if args.skip >= least:
+        raise InputError(
+            f"--skip {args.skip} leaves nothing of {smallest}, which holds {least} items; pass --skip {least - 1} or "
+            "less, or name larger sets with --set."
+        )
     if number + args.skip > most:
-        less = f"pass {flag} {most - args.skip} or less" if args.skip < most else f"pass --skip {most - 1} or less"
-        behind = f" and --skip {args.skip}" if args.skip else ""
-        raise InputError(f"{flag} is {number}{behind}, but {largest} holds {most} items; {less}.")
+        behind, room = (f" and --skip {args.skip}" if args.skip else ""), most - args.skip
+        raise InputError(f"{flag} is {number}{behind}, but {largest} holds {most} items; pass {flag} {room} or less.")
 
 
 def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
     from hypic_apps.eval import pool, real, sets
 
-    number = None if args.full else args.items
+    number = None if args.full else args.skip + args.items
     if args.data:
         made = real.items(Path(args.data).expanduser(), args.passages, number)
         return {**{name: sets.of(name, pool.load(), number) for name in args.set or ()}, real.NAME: made}
@@ -143,10 +148,7 @@ def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
         values = sets.SEGMENTS if args.sweep == "segments" else sets.LENGTHS
         return sets.sweep(args.sweep, values, pool.load(), args.items)
     # Without a chat template that knows tools, the ninth set would only be noise; it is run when asked for.
-    if not args.skip:
-        return {name: sets.of(name, pool.load(), number) for name in args.set or sets.SETS}
-    found = {name: sets.of(name, pool.load(), args.skip + args.items) for name in args.set or sets.SETS}
-    return {name: items[args.skip :] for name, items in found.items() if items[args.skip :]}
+    return {name: sets.of(name, pool.load(), number)[args.skip :] for name in args.set or sets.SETS}
 
 
 def _check() -> findings.Found:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from hypic_apps.train.corpus import Article, Country, Gloss
-from hypic_apps.train.passages import Ask, Passage, first_sentence
+from hypic_apps.train.passages import Ask, Passage
+from hypic_apps.train.sentences import first_sentence
 
 NAME = r"((?:[A-Z][\w'’\-]+|[A-Z]\.)(?: (?:[A-Z][\w'’\-]+|[A-Z]\.|de|von|van|der|la|of|the|[IVX]+))*(?<=\w))"
 CLAUSE_END = re.compile(

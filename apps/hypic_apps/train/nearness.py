@@ -109,9 +109,7 @@ def is_form(word: str, other: str) -> bool:
     return (same >= 4 and same >= 0.6 * len(long)) or (len(short) >= 4 and long.endswith(short))
 
 
-def _chosen(
-    sets: thesaurus.Sets, known: Mapping[str, Floats], names: frozenset[str]
-) -> list[tuple[str, str]]:  # fmt: skip
+def _chosen(sets: thesaurus.Sets, known: Mapping[str, Floats], names: frozenset[str]) -> list[tuple[str, str]]:
     """The words of the table with their part of speech, the most frequent nouns and then verbs."""
     rank = {word: place for place, word in enumerate(known)}
     fit = [place for place in sets.senses if WORD.fullmatch(place[0]) and place[0] not in names]

@@ -69,10 +69,6 @@ PRONOUNS = {
     "meeting": ("The meeting",),
 }
 WITHOUT_ARTICLE = re.compile(r"\b[Tt]he \{s\}")
-SENTENCE_END = re.compile(r"[.!?](?= [\"“(#]?[A-Z0-9])")
-ABBREVIATED = re.compile(
-    r"\b(?:[A-Z]|St|Dr|Mr|Mrs|Ms|Mt|Ft|Nos?|Gen|Col|Lt|Prof|Rev|Gov|Sen|Capt|ca?|cf|fl|lit|vs|e\.g|i\.e)\.$"
-)
 
 
 def capitalise(text: str) -> str:
@@ -287,13 +283,6 @@ def _notice(facts: Sequence[Fact], split: Split, r: Random, filler: Sequence[str
     opening = r.choice(["Dear all,\n", "Hello,\n", "News: ", "For your information: ", "Memo\n\n", "Good morning,\n"])
     closing = r.choice(["", "", "\nKind regards", "\nBest wishes", " " + r.choice(filler) if filler else ""])
     return opening + lines + closing
-
-
-def first_sentence(text: str) -> str:
-    """The text up to the end of its first sentence or line; initials and titles ("Hunter S.", "St.") end none."""
-    line = next(part for part in text.split("\n") if part)
-    end = next((m.end() for m in SENTENCE_END.finditer(line) if not ABBREVIATED.search(line[: m.end()])), None)
-    return line[:end]
 
 
 def named(fact: Fact) -> str:

@@ -18,6 +18,7 @@ from hypic_apps.train.natural import NAME
 from hypic_apps.train.passages import Ask, Passage, named
 from hypic_apps.train.requests import WAYS_OF_ONE, made, of_split
 from hypic_apps.train.schema import Split
+from hypic_apps.train.sentences import parts
 from hypic_apps.train.variety import UNINVENTED
 
 KIND = "quote"
@@ -69,11 +70,6 @@ ABOUT = (
     "the passage about {x}", "the text about {x}", "the passage on {x}", "the passage that is about {x}",
     "the passage that tells of {x}",
 )  # fmt: skip
-CLOSED = re.compile(r"(?<=[.!?])[ \t]+(?=[\"“(]?[A-Z0-9])|\n+")
-ABBREVIATED = re.compile(
-    r"(?:\b(?:[A-Za-z]|St|Sts|Jr|Sr|Mr|Mrs|Ms|Dr|Mt|Ft|No|Nos|Inc|Ltd|Co|Corp|Bros|vs|etc|ca|approx|transl|lit|Gen|Col|Capt|"
-    r"Prof|Rev|Gov|Sen|Lt|Sgt|Vol|pp|ed|est|[a-z]\.[a-z]|[A-Z]\.[A-Z])\.|\.\.\.)$"
-)
 WHOLE_SENTENCE = re.compile(r"[\"“(]?[A-Z0-9].*[.!?][\"”)]?")
 TELLING = re.compile(rf"(?<=[a-z,(] )(?:\d[\d,.]*\d\b|{NAME})")
 
@@ -106,15 +102,7 @@ class Shown:
 
 def sentences(passage: Passage) -> tuple[str, ...]:
     """The sentences of a passage from its first one on, what stands at its head left out; and lines that are none."""
-    body, out = passage.text[max(0, passage.text.find(passage.first)) :], [""]
-    start = 0
-    for gap in [*CLOSED.finditer(body), None]:
-        end = len(body) if gap is None else gap.start()
-        if gap is not None and "\n" not in gap.group() and ABBREVIATED.search(body[start:end]):
-            continue
-        out.append(body[start:end].strip())
-        start = len(body) if gap is None else gap.end()
-    return tuple(part for part in out if part)
+    return parts(passage.text[max(0, passage.text.find(passage.first)) :])
 
 
 def is_fit(span: str) -> bool:

@@ -174,13 +174,16 @@ class Related:
                     yield Choice(word, pos, spoken[pos], nearness)
 
     def _called(self, relation: Relation) -> tuple[frozenset[str], list[int]]:
-        """All words of what a relation is called, and the places of those that the table has."""
+        """All words of what a relation is called, and the places of those that the table has, plurals ("employees")
+        and pasts ("founded") by their plain forms."""
         place = relation.ways, relation.names, relation.noun
         if place not in self._words:
             if len(self._words) > MOST_KNOWN:
                 self._words.clear()
             words = _words(relation)
-            self._words[place] = words, [self._places[w, p] for w in words for p in "nv" if (w, p) in self._places]
+            plain_forms = {x for way, told in relation.ways for x in self._known(way, told)}
+            known = {(w, p) for w in words for p in "nv" if (w, p) in self._places} | plain_forms
+            self._words[place] = words, [self._places[x] for x in sorted(known)]
         return self._words[place]
 
     def _may_ask(self, word: str, names: set[str]) -> bool:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from hypic_apps.train import measures
-from hypic_apps.train.passages import JOINED, Ask, Fact, Passage, asked, capitalise, first_sentence, in_the_midst, said
+from hypic_apps.train.passages import JOINED, Ask, Fact, Passage, asked, capitalise, in_the_midst, said
 from hypic_apps.train.rules import Drawn, Rule, Rules, lists_of, put_in, words_for
 from hypic_apps.train.schema import Relation
+from hypic_apps.train.sentences import first_sentence
 from hypic_apps.train.variety import told_apart
 from hypic_apps.train.world import NOT_STATED, World
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from hypic_apps.train.passages import Fact, Passage, first_sentence, named, side_by_side, table
+from hypic_apps.train.passages import Fact, Passage, named, side_by_side, table
 from hypic_apps.train.schema import Relation
+from hypic_apps.train.sentences import first_sentence
 
 if TYPE_CHECKING:
     from hypic_apps.train.world import World

@@ -23,12 +23,12 @@ from hypic_apps.train.passages import (
     ask,
     asked,
     capitalise,
-    first_sentence,
     named,
     sentences,
     write,
 )
 from hypic_apps.train.schema import Relation, Schema, Split
+from hypic_apps.train.sentences import first_sentence
 
 KINDS = {
     "person": 5, "company": 4, "city": 3, "country": 3, "product": 3, "handbook": 2, "project": 3, "meeting": 2,

@@ -82,7 +82,8 @@ def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytes
         (["--show", "nowhere.json"], "'nowhere.json' cannot be read (No such file or directory); name"),
         (["--sweep", "tiers"], "tiers"),
         (["--set", "S8", "--skip", "699", "--items", "2"], "--items is 2 and --skip 699, but S8 holds 700 items; pass"),
-        (["--set", "S8", "--skip", "700"], "S8 holds 700 items; pass --skip 699 or less."),
+        (["--set", "S8", "--skip", "700"], "leaves nothing of S8, which holds 700 items; pass --skip 699 or"),
+        (["--set", "S1", "--set", "S9", "--skip", "400"], "--skip 400 leaves nothing of S9, which holds 400"),
         (["--skip", "-1"], "'-1'"),
         (["--skip", "5", "--full"], "--skip 5 is for --items of sets; leave out --sweep, --drift, --full and --data."),
     ],
@@ -111,8 +112,8 @@ def test_what_is_skipped_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr("hypic_apps.cli.quality._quality", lambda *args: asked.extend(i.number for i in args[3]["S8"]))
     with pytest.raises(TypeError):  # nothing was found, which is not to be shown
-        main(["eval", "--set", "S8", "--set", "S9", "--skip", "400", "--items", "3"])
-    assert asked == [400, 401, 402], "of S9, which holds no more than 400, none is left"
+        main(["eval", "--set", "S8", "--skip", "400", "--items", "3"])
+    assert asked == [400, 401, 402]
 
 
 def test_a_set_that_differs_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.names import MAKERS, Names
-from hypic_apps.train.passages import PRONOUNS, first_sentence
+from hypic_apps.train.passages import PRONOUNS
 from hypic_apps.train.requests import FACTS, LISTS
 from hypic_apps.train.scenes import documents, key_facts, updates, wording
 from hypic_apps.train.schema import Schema, Split
+from hypic_apps.train.sentences import first_sentence
 from hypic_apps.train.words import past, plural
 from hypic_apps.train.world import KINDS, NOT_STATED, THINK
 from tests.apps.train.worlds import SEEDS, inventive, world
