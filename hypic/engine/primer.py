@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from hypic.config import EngineConfig
 from hypic.engine.chain import ZERO_SLOT, Chain, RowLink
+from hypic.engine.free_memory import attempted
 from hypic.engine.pool import Pool
 from hypic.engine.runner import Runner
 from hypic.engine.segment import CachedSegment, Primer
-from hypic.engine.shares import step_tokens
 from hypic.engine.sizing import Need, reserve
 from hypic.engine.tokenizer import Tokenizer
 from hypic.errors import CheckpointError, ConfigError, PromptError
@@ -31,23 +32,29 @@ FILE = "primer.txt"
 BETWEEN, NEXT = "\n\n", "next"
 # No primer is longer than this share of the context: segments need room behind it.
 MOST = 0.25
-# It is run in pieces of so many tokens, whatever a step holds, so that entries that outlive a setting have its bits.
+# It is run in pieces of so many tokens, even where a step holds fewer, so that entries that outlive a setting have its
+# bits: a deterministic request that finds one on disk answers as it would have made it.
 PIECE_TOKENS = 512
 
 
 def text_of(folder: Path, config: EngineConfig) -> str:
     """The settings' primer, or else the checkpoint's own, without white space at its ends; empty: there is none.
+    Lines end as they may, and a byte order mark is no text: the same primer is the same from wherever it comes.
 
     Raises:
         CheckpointError: the checkpoint's file is not UTF-8 text.
     """
     if config.primer is not None:
-        return config.primer.strip()
+        return _plain(config.primer)
     path = folder / FILE
     try:
-        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+        return _plain(path.read_text(encoding="utf-8")) if path.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} cannot be read as text ({error}); mend it, or pass primer=''.") from error
+
+
+def _plain(text: str) -> str:
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
 def ids_of(folder: Path, config: EngineConfig) -> tuple[int, ...]:
@@ -86,14 +93,14 @@ def load(folder: Path, config: EngineConfig) -> Runner:
     if why:  # nobody asked for it
         logger.warning("segments are encoded with nothing before them: %s", why)
         return runner
-    return primed(runner, ids, step_tokens(config, runner.pool.device))
+    return primed(runner, ids)
 
 
-def primed(runner: Runner, ids: tuple[int, ...], max_step_tokens: int) -> Runner:
+def primed(runner: Runner, ids: tuple[int, ...]) -> Runner:
     """A runner that encodes segments behind ``ids``: they are run here, and what they leave is kept for good.
 
     Raises:
-        ConfigError: the primer is too long for the context or for the memory, or what it gives is not finite.
+        ConfigError: the primer is too long for the context or for the memory, or cannot be run.
     """
     if not ids:
         return runner
@@ -101,7 +108,7 @@ def primed(runner: Runner, ids: tuple[int, ...], max_step_tokens: int) -> Runner
     if why:
         raise ConfigError(f"{why}; pass a shorter one, raise max_context= or memory=, or pass primer='' for none.")
     kept = _kept(runner.pool, ids)
-    _run(runner, kept, min(max_step_tokens, PIECE_TOKENS))
+    _run(runner, kept)
     identity = replace(runner.identity, primer=Primer(ids, runner.max_context - len(ids)))
     return replace(runner, identity=identity, primer=kept)
 
@@ -113,17 +120,25 @@ def _kept(pool: Pool, ids: tuple[int, ...]) -> CachedSegment:
     return CachedSegment(b"", ids, pool.slots_of(pages, len(ids)), tuple(pages), state, None, num_bytes)
 
 
-def _run(runner: Runner, kept: CachedSegment, piece_tokens: int) -> None:
+def _run(runner: Runner, kept: CachedSegment) -> None:
     """Fill it, piece by piece.
 
     Raises:
-        ConfigError: what the model gives is not finite, as all segments behind it would be.
+        ConfigError: what the model gives is not finite, as all segments behind it would be; or the device has no
+            memory for a step beside the pool.
     """
     ids, slots, state = kept.ids, kept.kv_slots, kept.state_slot
-    for start in range(0, len(ids), piece_tokens):
-        stop = min(len(ids), start + piece_tokens)
+    for start in range(0, len(ids), PIECE_TOKENS):
+        stop = min(len(ids), start + PIECE_TOKENS)
         row = RowLink(ids[start:stop], start, slots[start:stop])
-        if runner.run([Chain([row], slots[:stop], state if start else ZERO_SLOT, state)]).broken:
+        chain = Chain([row], slots[:stop], state if start else ZERO_SLOT, state)
+        result = attempted(partial(runner.run, [chain]), runner.pool.device, "the primer")
+        if result is None:
+            raise ConfigError(
+                f"{runner.pool.device} ran out of memory for the primer: the pool holds "
+                f"{runner.pool.num_bytes // 2**20:,} MiB; lower memory= to leave room, or pass primer='' for none."
+            )
+        if result.broken:
             raise ConfigError(
                 "the model produced NaN or infinity for the primer; check the checkpoint, pass dtype='float32', "
                 "or primer='' for none."

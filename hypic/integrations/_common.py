@@ -17,6 +17,8 @@ from hypic.types import Policy, Prompt, PromptLike, Segment, TextEngine
 
 HINTS = ("kind", "name", "source", "cache", "namespace", "ttl_s", "seam")
 LIVE: Mapping[str, Any] = {"cache": False}
+# Of an engine's settings, those that the digest of a model does not know of.
+_ANSWERING = ("policy", "dtype", "storage", "drop_below", "adapter", "primer")
 _LEARNED = frozenset({"document", "skill", "memory"})
 
 ContentBlock = dict[str, Any]
@@ -53,10 +55,11 @@ def model_name_of(engine: TextEngine, otherwise: str | None) -> str:
     return str(getattr(engine, "model_name", None) or otherwise or "hypic")
 
 
-def fingerprint_of(engine: TextEngine) -> str | None:
-    """Digest of the model's weights and configuration, where the engine tells."""
-    value = getattr(engine, "fingerprint", None)
-    return None if value is None else str(value)
+def answering_of(engine: TextEngine) -> dict[str, str]:
+    """What answers depend on, where the engine tells: the digest of weights and configuration, and some settings."""
+    config = getattr(engine, "config", None)
+    told = {name: repr(getattr(config, name, None)) for name in _ANSWERING}
+    return {"fingerprint": str(getattr(engine, "fingerprint", None)), **told}
 
 
 def max_context_of(engine: TextEngine) -> int | None:

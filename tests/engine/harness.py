@@ -62,7 +62,7 @@ class Bench:
             loaded.weight_bytes,
             geometry,
         )
-        runner = primed(runner, primer, max_step_tokens)
+        runner = primed(runner, primer)
         vocabulary = Vocabulary(lambda ids: "".join(chr(0x4E00 + i) for i in ids), eos_ids)
         tiers = EngineConfig(store=store).tiers
         self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes, tiers)

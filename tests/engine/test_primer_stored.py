@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from hypic.engine import primer as primer_module
 from hypic.engine.plan import Piece
 from hypic.engine.segment import Primer
 from hypic.engine.sizing import Need
@@ -118,12 +119,17 @@ def test_deterministic_requests_have_the_same_bits_cold_warm_and_restarted(
     again.engine.close()
 
 
-def test_a_primer_has_the_same_bits_whatever_a_step_holds(bench: Make) -> None:
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_a_primer_has_the_same_bits_whatever_a_step_holds(
+    kernels: str, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Entries on disk outlive the setting of a step's size."""
-    long = tuple(random_ids(700, 93))
-    found = [_states(bench("qwen", "float32", primer=long, max_step_tokens=step)) for step in (512, 600, 8192)]
+    settings: Any = {"primer": tuple(random_ids(700, 93)), "kernels": kernels}
+    found = [_states(bench("qwen", "float32", max_step_tokens=step, **settings)) for step in (8192, 600, 350, 1)]
     assert all(torch.equal(one, found[0]) for one in found)
-    assert not torch.equal(_states(bench("qwen", "float32", primer=long, max_step_tokens=350)), found[0])
+    monkeypatch.setattr(primer_module, "PIECE_TOKENS", 350)
+    other = _states(bench("qwen", "float32", **settings))
+    assert not torch.equal(other, found[0]) and torch.allclose(other, found[0], atol=1e-3)
 
 
 def _states(engine: Bench) -> torch.Tensor:
@@ -205,6 +211,25 @@ def test_a_primer_that_just_fits(bench: Make, checkpoints: Checkpoints) -> None:
     pieces = [live(60, 2), SEGMENT, live(250, 3)]
     assert error(checkpoints, engine.ask(pieces), pieces) < EXACT
     engine.assert_back_to_start()
+
+
+@pytest.mark.parametrize(
+    "fault", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("another fault")], ids=["memory", "other"]
+)
+def test_a_primer_that_there_is_no_memory_to_run_is_refused(
+    fault: Exception, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a sentence with the ways out; what is no lack of memory stays what it is."""
+    model: Any = bench("qwen").watched.model
+
+    def fail(ids: torch.Tensor) -> torch.Tensor:
+        raise fault
+
+    monkeypatch.setattr(model, "embed", fail)
+    is_short = isinstance(fault, torch.OutOfMemoryError)
+    sentence = r"ran out of memory for the primer: .* lower memory= to leave room, or pass primer='' for none\."
+    with pytest.raises(ConfigError if is_short else RuntimeError, match=sentence if is_short else "another fault"):
+        bench("qwen", primer=PRIMER)
 
 
 def test_a_primer_that_is_not_finite_is_refused(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from langchain_core.load import dumps
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.runnables import ConfigurableField
 
+from hypic.config import EngineConfig
 from hypic.errors import (
     ConfigError,
     NonFiniteOutput,
@@ -225,6 +227,25 @@ def test_pickle_and_dumps() -> None:
     assert "not_implemented" in dumps(chat)
     text = dumps(chat_on(ScriptedEngine(answer="secret"), api_key="hidden"))
     assert "ChatHypic" in text and "secret" not in text and "hidden" not in text
+
+
+@dataclass
+class ConfiguredEngine(ScriptedEngine):
+    """Tells its settings, as ``hypic.LLM`` does."""
+
+    config: EngineConfig = EngineConfig()
+
+
+def test_engines_that_answer_otherwise_share_no_cached_answer() -> None:
+    """Of one model, with one fingerprint."""
+    settings: list[dict[str, Any]] = [
+        *({}, {"primer": ""}, {"primer": "A text."}, {"policy": Policy(seam=32)}, {"policy": Policy(primed=False)}),
+        *({"dtype": "float32"}, {"storage": "bfloat16"}, {"adapter": "some/adapter"}),
+    ]
+    keys = [chat_on(ConfiguredEngine(config=EngineConfig(**one)))._identifying_params for one in settings]
+    assert all(keys.count(key) == 1 for key in keys)
+    again = chat_on(ConfiguredEngine(config=EngineConfig(memory="1GiB", max_running=3)))
+    assert again._identifying_params == keys[0], "how much it holds changes no answer"
 
 
 def test_profile_and_tracing_names(engine: ScriptedEngine) -> None:

@@ -18,9 +18,11 @@ pytest.importorskip("httpx")
 from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError, HypicError, PromptError, PromptTooLong, UnsupportedModel
 from hypic.integrations.remote import RemoteEngine
+from hypic.integrations.remote.wire import request
 from hypic.kept import Forgotten
 from hypic.types import MOST_LOGPROBS, CacheReport, TextEngine
 from hypic_apps.server.app import create_app
+from hypic_apps.server.schemas import HypicOptions
 from tests.apps.cli_files import checkpoint
 from tests.apps.server.serving import in_thread, until
 from tests.integrations.scripted import ScriptedEngine
@@ -111,6 +113,17 @@ def test_policy_and_sampling_arrive(llm: LLM, remote: RemoteEngine) -> None:
     whole = Completion.join(list(remote.stream(PROMPTS[0], sampling, policy=policy)))
     assert whole.report is not None and whole.report.policy == policy and whole.report.reused_tokens == 0
     assert whole.text == llm.generate(PROMPTS[0], sampling, policy=policy).text
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=IDS)
+def test_a_server_from_before_primers_is_told_nothing_of_them(prompt: Any) -> None:
+    """It refuses fields that it does not know."""
+    before = HypicOptions.model_fields.keys() - {"primed"}
+    policy = Policy(seam=4, live_last=1)
+    told = request(prompt, SAMPLING, policy, None, None, None)[1]["hypic"]
+    assert told.keys() <= before and told["seam"] == 4 and told["live_last"] == 1
+    told = request(prompt, SAMPLING, policy.with_(primed=False), None, None, None)[1]["hypic"]
+    assert told["primed"] is False and not told.keys() <= before
 
 
 def test_tools_and_template_variables_arrive() -> None:

@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,6 +19,8 @@ pytest.importorskip("httpx")
 from hypic import Completion
 from hypic.errors import ConfigError, HypicError, PromptError, WorkerLost
 from hypic.integrations.remote import RemoteEngine
+from hypic.integrations.remote.wire import report_of
+from hypic.types import CacheReport, Policy, SegmentReport
 from tests.integrations.streaming import drained
 
 BOTH: tuple[Any, ...] = (lambda e: list(e.stream("Hi")), lambda e: asyncio.run(drained(e.astream("Hi"))))
@@ -69,6 +72,16 @@ def chunk(text: str, reason: str | None = None) -> bytes:
 
 FULL = (429, {"retry-after": "0"}, b'{"error": {"message": "full", "code": "queue_full"}}')
 GOOD = (200, {}, b": keep-alive\n\n" + chunk("one ") + chunk("two", "stop") + b"data: [DONE]\n\n")
+
+
+def test_a_report_of_a_newer_server_is_read_for_what_is_known() -> None:
+    segment = SegmentReport("document", None, None, "hit", 40)
+    report = CacheReport((segment,), prompt_tokens=50, policy=Policy(primed=False))
+    told = asdict(report) | {"new": 1}
+    told |= {"segments": [asdict(segment) | {"new": 2}], "policy": asdict(report.policy) | {"new": 3}}
+    assert report_of(told) == report
+    del told["policy"]["primed"], told["new"]
+    assert report_of(told) == replace(report, policy=Policy()), "and of an older one"
 
 
 def test_a_full_server_is_asked_again() -> None:

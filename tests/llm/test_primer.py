@@ -84,6 +84,15 @@ def test_white_space_is_no_primer(text: str, folder: Path, tmp_path: Path) -> No
     assert primer.text_of(tmp_path, EngineConfig()) == ""
 
 
+def test_ends_of_lines_and_a_byte_order_mark_make_no_other_primer(folder: Path, tmp_path: Path) -> None:
+    """The same text, saved on another system or given by a shell."""
+    for text in (TEXT.replace("\n", "\r\n"), TEXT.replace("\n", "\r"), f"\ufeff{TEXT}"):
+        assert ids(folder, text) == ids(folder, TEXT)
+        (tmp_path / primer.FILE).write_bytes(text.encode())
+        assert primer.text_of(tmp_path, EngineConfig()) == TEXT
+    assert ids(folder, TEXT.replace("\n\n", "\n")) != ids(folder, TEXT), "a line's end alone is no paragraph's"
+
+
 def test_it_reads_as_the_head_of_a_prompt(primed: LLM, folder: Path) -> None:
     """Scaffolding, a passage for each paragraph, and the glue that would stand before the next one."""
     one, two = TEXT.split("\n\n")
@@ -158,6 +167,10 @@ def test_answers_reports_and_usage_count_the_prompt_alone(primed: LLM, llm: LLM)
 def logprobs(llm: LLM, policy: Policy) -> list[float]:
     told = llm.generate(asked(), sampling(logprobs=1), policy=policy)
     return [one.logprob for one in told.logprobs]
+
+
+def test_stats_tell_which_is_in_use(primed: LLM, llm: LLM, folder: Path) -> None:
+    assert primed.stats()["primer_tokens"] == len(ids(folder, TEXT)) > 0 and llm.stats()["primer_tokens"] == 0
 
 
 def test_a_policy_switches_it_off(primed: LLM, llm: LLM) -> None:
@@ -253,6 +266,7 @@ def test_the_bundled_model_answers_behind_one() -> None:
     assert answer.usage.prompt_tokens == plain.usage.prompt_tokens and outcomes(answer.report) == ["encoded"] * 2
 
 
+@pytest.mark.skipif(not bundled().is_dir(), reason="the bundled model is not part of this copy")
 def test_a_checkpoints_own_primer_that_does_not_fit_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """Nobody asked for it; one that was asked for is refused."""
     for max_context, has_primer in ((512, False), (4096, True)):
@@ -260,3 +274,4 @@ def test_a_checkpoints_own_primer_that_does_not_fit_is_left_out(caplog: pytest.L
         with LLM(memory="96MiB", device="cpu", threads=1, max_context=max_context) as llm:
             assert llm.generate(Prompt([Segment(" ".join(["word"] * 60))], "Which word?"), sampling()).token_ids
             assert ("encoded with nothing before them: the primer has" in caplog.text) is not has_primer
+            assert (llm.stats()["primer_tokens"] > 400) is has_primer

@@ -29,7 +29,7 @@ from hypic.engine.shares import step_tokens
 from hypic.engine.store.texts import Wanted
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.tokenizer import Tokenizer
-from hypic.errors import HypicError
+from hypic.errors import ConfigError, HypicError
 from hypic.types import CacheReport, Completion, Policy, SamplingParams
 from hypic_apps.bench.driving import encode_tasks
 from hypic_apps.bench.geometries import Geometry
@@ -146,6 +146,8 @@ def session(geometry: Geometry, settings: Mapping[str, Any], *, ids: bool, seed:
     started = time.perf_counter()
     random_weights = {} if geometry.folder is not None else {"load_format": "dummy"}
     config = EngineConfig.of(**random_weights, **settings)
+    if geometry.folder is None and config.primer:
+        raise ConfigError("primer is a text, and a geometry has no tokenizer; leave out --primer or name a checkpoint.")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     with geometry.placed() as folder:

@@ -18,8 +18,8 @@ from hypic.errors import meant
 from hypic.integrations._common import (
     KnownTexts,
     Lease,
+    answering_of,
     count_tokens_with,
-    fingerprint_of,
     model_name_of,
     registry_of,
     tokenize_with,
@@ -127,9 +127,9 @@ class EngineOptions(BaseModel):
     def _identifying_params(self) -> dict[str, Any]:
         """All that an answer depends on beside the prompt: the key of LangChain's caches."""
         policy = None if self.policy is None else asdict(self.policy)
-        named = {"model_name": self.model_name, "policy": policy}
+        named: dict[str, Any] = {"model_name": self.model_name, "policy": policy}
         if self.engine is not None:
-            named["fingerprint"] = fingerprint_of(self.engine)
+            named["engine"] = answering_of(self.engine)
         names = (*SAMPLING, "settings", "base_url", "namespace", "split_flat", "chat_template_kwargs")
         return {**{name: getattr(self, name) for name in names}, **named}
 

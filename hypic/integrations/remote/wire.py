@@ -129,7 +129,10 @@ def _plain(value: object) -> Any:
 
 
 def policy_fields(policy: Policy | None) -> dict[str, Any]:
-    return {} if policy is None else {key: value for key, value in asdict(policy).items() if value is not None}
+    """What a policy says. ``primed`` is left out where it is as by default: a server from before there were primers
+    refuses a field that it does not know, and has none to do without."""
+    told = {} if policy is None else {key: value for key, value in asdict(policy).items() if value is not None}
+    return {key: value for key, value in told.items() if key != "primed" or not value}
 
 
 def _sampling(sampling: SamplingParams) -> dict[str, Any]:
@@ -180,11 +183,15 @@ def _logprob(entry: Mapping[str, Any]) -> TokenLogprob:
     return TokenLogprob(entry["token_id"], entry["logprob"], tuple((i, value) for i, value in entry["top"]))
 
 
+def _known(kind: type[CacheReport | SegmentReport | Policy], told: Mapping[str, Any]) -> dict[str, Any]:
+    return {f.name: told[f.name] for f in fields(kind) if f.name in told}
+
+
 def report_of(told: Mapping[str, Any]) -> CacheReport:
     """A report as the server's engine made it; fields of a newer server are left out."""
-    known = {f.name: told[f.name] for f in fields(CacheReport) if f.name in told}
-    segments = tuple(SegmentReport(**segment) for segment in known.pop("segments", ()))
-    notes, policy = tuple(known.pop("notes", ())), Policy(**known.pop("policy", {}))
+    known = _known(CacheReport, told)
+    segments = tuple(SegmentReport(**_known(SegmentReport, segment)) for segment in known.pop("segments", ()))
+    notes, policy = tuple(known.pop("notes", ())), Policy(**_known(Policy, known.pop("policy", {})))
     return CacheReport(segments=segments, notes=notes, policy=policy, **known)
 
 

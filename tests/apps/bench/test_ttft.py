@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hypic.errors import ConfigError
 from hypic.types import CacheReport, SegmentReport
 from hypic_apps.bench import ttft, ttft_command
 from hypic_apps.bench.geometries import geometry
@@ -214,6 +215,13 @@ def test_segments_that_were_evicted_before_they_were_asked_for_are_no_warm_run()
     settings = {"memory": "64MiB", "max_context": 1024, "store": "device://100KiB"}
     with session(geometry("tiny"), settings, ids=True) as built, pytest.raises(CommandError, match="--memory"):
         ttft.measure(built, Shape(8, 48, 8), ttft.Plan(("warm",), runs=1, decode_tokens=0))
+
+
+def test_a_geometry_has_no_primer() -> None:
+    """It has no tokenizer to read one with."""
+    made = session(geometry("tiny"), {"memory": "64MiB", "primer": "A text."}, ids=True)
+    with pytest.raises(ConfigError, match="no tokenizer; leave out --primer"), made:
+        pass
 
 
 def test_prompts_are_new_in_every_repetition_and_the_same_in_every_process() -> None:
