@@ -90,25 +90,12 @@ def _canary(engine: Engine, length: int) -> Canary:
 
 
 def _run(engine: Engine, *texts: tuple[int, ...]) -> None:
-    engine.add(_warming("calibrate", texts, Segment("", name=NAME), Policy().seam))
+    engine.add(warming("calibrate", texts, Segment("", name=NAME), Policy().seam))
     while engine.has_work:
         engine.step()
 
 
 def warming(
-    id: str,
-    ids: tuple[int, ...],
-    segment: Segment,
-    seam: int,
-    is_trial: bool = False,
-    deterministic: bool = False,
-    primed: bool = True,
-) -> Task:
-    """Encode one segment here and nothing else."""
-    return _warming(id, [ids], segment, seam, is_trial, deterministic, primed)
-
-
-def _warming(
     id: str,
     texts: Sequence[tuple[int, ...]],
     segment: Segment,
@@ -117,6 +104,7 @@ def _warming(
     deterministic: bool = False,
     primed: bool = True,
 ) -> Task:
+    """Encode texts here, each as this segment, and nothing else."""
     policy = Policy(seam=seam, min_segment_tokens=0, deterministic=deterministic, primed=primed)
     # The token behind the segments is never run: it stands for the text that will follow.
     pieces, sampling = [*(Piece(ids, segment) for ids in texts), Piece((0,))], SamplingParams(max_tokens=1)

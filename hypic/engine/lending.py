@@ -91,7 +91,7 @@ class Lending:
                 reply(self._refusal(want, "it is longer than a step here and must not be run in pieces"))
             else:
                 how = (want.seam, want.is_trial, want.deterministic, bool(want.primer))
-                self._loop.submit(warming(_task_id(asked.ask), want.ids, segment, *how), sink)
+                self._loop.submit(warming(_task_id(asked.ask), [want.ids], segment, *how), sink)
         except HypicError as error:
             reply(self._refusal(want, str(error)))
 

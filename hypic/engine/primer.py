@@ -23,11 +23,11 @@ from hypic.engine.runner import Runner
 from hypic.engine.segment import CachedSegment, Primer
 from hypic.engine.sizing import Need, reserve
 from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.weights import PRIMER_FILE
 from hypic.errors import CheckpointError, ConfigError, PromptError
 from hypic.types import Prompt, Segment
 
 logger = logging.getLogger("hypic")
-FILE = "primer.txt"
 # Between two passages of a primer, and any text in the place of the segment behind it.
 BETWEEN, NEXT = "\n\n", "next"
 # No primer is longer than this share of the context: segments need room behind it.
@@ -46,7 +46,7 @@ def text_of(folder: Path, config: EngineConfig) -> str:
     """
     if config.primer is not None:
         return _plain(config.primer)
-    path = folder / FILE
+    path = folder / PRIMER_FILE
     try:
         return _plain(path.read_text(encoding="utf-8")) if path.is_file() else ""
     except (OSError, UnicodeDecodeError) as error:

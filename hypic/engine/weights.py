@@ -23,6 +23,8 @@ from hypic.engine import fingerprint
 from hypic.errors import CheckpointError, UnsupportedModel
 
 Index = tuple[int | slice, ...]
+# A text of the checkpoint's own behind which segments are encoded (``primer.py``).
+PRIMER_FILE = "primer.txt"
 KEPT_WIDE = ("A_log", "dt_bias", "expert_bias")
 
 
@@ -83,7 +85,7 @@ def locate(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "primer.txt"]
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", PRIMER_FILE]
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

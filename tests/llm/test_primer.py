@@ -32,7 +32,7 @@ UNPRIMED = REUSE.with_(primed=False)
 def with_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint with a primer of its own."""
     made = Path(shutil.copytree(folder, tmp_path_factory.mktemp("own") / "model"))
-    (made / primer.FILE).write_text(f"\n{TEXT}\r\n", encoding="utf-8", newline="")
+    (made / weights.PRIMER_FILE).write_text(f"\n{TEXT}\r\n", encoding="utf-8", newline="")
     return made
 
 
@@ -73,14 +73,14 @@ def test_a_repositorys_own_is_had_with_it(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert weights.locate("someone/model") == tmp_path
-    assert any(fnmatch(primer.FILE, pattern) for pattern in asked_for)
+    assert any(fnmatch(weights.PRIMER_FILE, pattern) for pattern in asked_for)
     assert not any(fnmatch("pytorch_model.bin", pattern) for pattern in asked_for)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", " \t\r\n \n"])
 def test_white_space_is_no_primer(text: str, folder: Path, tmp_path: Path) -> None:
     assert ids(folder, text) == ()
-    (tmp_path / primer.FILE).write_text(text, encoding="utf-8")
+    (tmp_path / weights.PRIMER_FILE).write_text(text, encoding="utf-8")
     assert primer.text_of(tmp_path, EngineConfig()) == ""
 
 
@@ -88,7 +88,7 @@ def test_ends_of_lines_and_a_byte_order_mark_make_no_other_primer(folder: Path, 
     """The same text, saved on another system or given by a shell."""
     for text in (TEXT.replace("\n", "\r\n"), TEXT.replace("\n", "\r"), f"\ufeff{TEXT}"):
         assert ids(folder, text) == ids(folder, TEXT)
-        (tmp_path / primer.FILE).write_bytes(text.encode())
+        (tmp_path / weights.PRIMER_FILE).write_bytes(text.encode())
         assert primer.text_of(tmp_path, EngineConfig()) == TEXT
     assert ids(folder, TEXT.replace("\n\n", "\n")) != ids(folder, TEXT), "a line's end alone is no paragraph's"
 
@@ -138,7 +138,7 @@ def test_what_is_no_text_is_refused(folder: Path, with_file: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match=r"the primer cannot be read: .*surrogate.* primer='' for none\."):
         ids(folder, "half a \ud800 character")
     broken = Path(shutil.copytree(with_file, tmp_path / "model"))
-    (broken / primer.FILE).write_bytes(b"caf\xe9 in Latin-1")
+    (broken / weights.PRIMER_FILE).write_bytes(b"caf\xe9 in Latin-1")
     with pytest.raises(CheckpointError, match=r"primer\.txt cannot be read as text .*pass primer=''\."):
         LLM(str(broken), **SETTINGS)
     assert ids(broken, "") == ()

@@ -101,12 +101,13 @@ def is_form(word: str, other: str) -> bool:
     """Whether one word is made from the other, or both from a third: their beginnings are mostly the same, or one ends
     with the other ("founder", "founding"; "own", "owner"; "remarry", "marry")."""
     short, long = (word, other) if len(word) <= len(other) else (other, word)
-    if word[:3] != other[:3]:
-        return len(short) >= 4 and long.endswith(short)
+    is_end = len(short) >= 4 and long.endswith(short)
+    if is_end or word[:3] != other[:3]:
+        return is_end
     same = len(commonprefix((short, long)))
     if same == len(short) and len(long) - same <= 3:
         return True
-    return (same >= 4 and same >= 0.6 * len(long)) or (len(short) >= 4 and long.endswith(short))
+    return same >= 4 and same >= 0.6 * len(long)
 
 
 def _chosen(sets: thesaurus.Sets, known: Mapping[str, Floats], names: frozenset[str]) -> list[tuple[str, str]]:
