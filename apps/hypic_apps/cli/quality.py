@@ -124,7 +124,7 @@ def _check_sets(args: argparse.Namespace) -> None:
     if args.sweep and not args.drift or args.full or (args.data and not args.set):
         return  # made to any number, all of them, or as many as a file has
     flag, number = ("--prompts", args.prompts) if args.drift else ("--items", args.items)
-    names = (args.set or [findings.MAIN_SET])[:1] if args.drift else args.set or list(sets.SETS)
+    names = (args.set or [findings.MAIN_SET])[:1] if args.drift else args.set or list(sets.DEFAULT)
     most, largest = max((sets.size(name), name) for name in names)
     least, smallest = min((sets.size(name), name) for name in names)
     if args.skip >= least:
@@ -147,8 +147,7 @@ def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
     if args.sweep:
         values = sets.SEGMENTS if args.sweep == "segments" else sets.LENGTHS
         return sets.sweep(args.sweep, values, pool.load(), args.items)
-    # Without a chat template that knows tools, the ninth set would only be noise; it is run when asked for.
-    return {name: sets.of(name, pool.load(), number)[args.skip :] for name in args.set or sets.SETS}
+    return {name: sets.of(name, pool.load(), number)[args.skip :] for name in args.set or sets.DEFAULT}
 
 
 def _check() -> findings.Found:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hypic_apps.train import schema
+from hypic_apps.train import schema, written
 from hypic_apps.train.corpus import Article, Corpus
 from hypic_apps.train.library import Library
 from hypic_apps.train.names import Names, coined
@@ -22,6 +22,7 @@ from hypic_apps.train.schema import Relation, Schema
 
 FOLDER = Path(__file__).parent / "data"
 NAMES, WORDINGS, ARTICLES = "names.json.xz", "wordings.json.xz", "articles.json.xz"
+QUESTIONS = "questions.txt.bz2"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def load(folder: Path = FOLDER) -> Pool:
     return Pool(
         Names(tuple(names["first"]), tuple(names["towns"]), coined("test")),
         {kind: tuple(_relation(row) for row in rows) for kind, rows in read(folder / WORDINGS).items()},
-        Library(found, held_out=True),
+        Library(found, held_out=True, written=written.load(folder / QUESTIONS)),
     )
 
 

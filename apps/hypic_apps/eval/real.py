@@ -17,6 +17,8 @@ from hypic_apps.eval.items import Item
 
 NAME = "S7"
 SEED = 20_267
+# A question, its right answers, and the passage that has them.
+Row = tuple[str, tuple[str, ...], str]
 
 
 def items(path: Path, num_passages: int, number: int | None = None) -> list[Item]:
@@ -28,12 +30,17 @@ def items(path: Path, num_passages: int, number: int | None = None) -> list[Item
     rows = _rows(path)
     if len({text for _, _, text in rows}) < num_passages:
         raise ConfigError(f"{path.name} holds {len(rows)} gold passages; ask for fewer than --passages {num_passages}.")
+    return drawn(rows, NAME, num_passages, number)
+
+
+def drawn(rows: Sequence[Row], name: str, num_passages: int, number: int | None = None) -> list[Item]:
+    """Items of the set ``name``: the first ``number`` rows in a seeded order, each among passages of other rows."""
     order = list(range(len(rows)))
     Random(SEED).shuffle(order)
-    return [_item(rows, index, num_passages) for index in order[:number]]
+    return [_item(rows, name, index, num_passages) for index in order[:number]]
 
 
-def _item(rows: Sequence[tuple[str, tuple[str, ...], str]], index: int, num_passages: int) -> Item:
+def _item(rows: Sequence[Row], name: str, index: int, num_passages: int) -> Item:
     question, answers, gold = rows[index]
     r = Random(f"{SEED}/{index}/{num_passages}")
     chosen = [gold]
@@ -43,10 +50,10 @@ def _item(rows: Sequence[tuple[str, tuple[str, ...], str]], index: int, num_pass
             chosen.append(text)
     r.shuffle(chosen)
     asked = question[:1].upper() + question[1:] + ("" if question.endswith("?") else "?")
-    return Item(NAME, index, tuple(chosen), asked, answers, (chosen.index(gold),))
+    return Item(name, index, tuple(chosen), asked, answers, (chosen.index(gold),))
 
 
-def _rows(path: Path) -> list[tuple[str, tuple[str, ...], str]]:
+def _rows(path: Path) -> list[Row]:
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             return [_row(json.loads(line)) for line in file if line.strip()]
@@ -61,7 +68,7 @@ def _rows(path: Path) -> list[tuple[str, tuple[str, ...], str]]:
         ) from error
 
 
-def _row(row: dict[str, object]) -> tuple[str, tuple[str, ...], str]:
+def _row(row: dict[str, object]) -> Row:
     question, answers, contexts = row["question"], row["answers"], row["ctxs"]
     if not (isinstance(question, str) and isinstance(answers, list) and isinstance(contexts, list)):
         raise TypeError("question is text, answers and ctxs are lists")

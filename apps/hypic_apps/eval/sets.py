@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from hypic_apps.eval import calls
+from hypic_apps.eval import calls, questions
 from hypic_apps.eval.items import Form, Item
 from hypic_apps.eval.pool import Pool
 from hypic_apps.train.passages import Ask, Passage
@@ -165,8 +165,15 @@ SETS: Mapping[str, Set] = {
         Set("S8", "held-out articles by their description", "natural text", 700, "short", descriptions),
     )
 }
-CALLS = "S9"
-NAMES = (*SETS, CALLS)
+CALLS, ASKED = "S9", "S10"
+# The ninth set is for models whose chat template knows tools: it is run when asked for.
+DEFAULT = (*SETS, ASKED)
+NAMES = (*DEFAULT, CALLS)
+# Sets that are made in their own way: how many items, and their maker.
+OTHERS: Mapping[str, tuple[int, Callable[[Pool, int], list[Item]]]] = {
+    CALLS: (calls.NUM_ITEMS, calls.items),
+    ASKED: (questions.NUM_ITEMS, questions.items),
+}
 NUM_SMOKE = 200
 
 
@@ -182,7 +189,7 @@ def size(name: str) -> int:
     Raises:
         KeyError: there is no such set.
     """
-    return calls.NUM_ITEMS if name == CALLS else SETS[name].num_items
+    return OTHERS[name][0] if name in OTHERS else SETS[name].num_items
 
 
 def of(name: str, pool: Pool, number: int | None = None) -> list[Item]:
@@ -192,7 +199,7 @@ def of(name: str, pool: Pool, number: int | None = None) -> list[Item]:
         KeyError: there is no such set.
     """
     number = min(number or size(name), size(name))
-    return calls.items(pool, number) if name == CALLS else items(SETS[name], pool, number)
+    return OTHERS[name][1](pool, number) if name in OTHERS else items(SETS[name], pool, number)
 
 
 def sweep(what: str, values: Sequence[int], pool: Pool, number: int) -> dict[str, list[Item]]:

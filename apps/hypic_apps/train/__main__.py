@@ -1,4 +1,4 @@
-"""``python -m hypic_apps.train data | tokenizer | probe | fit | exam``: see ``README.md`` in this folder."""
+"""``python -m hypic_apps.train data | tokenizer | probe | fit | exam | average``: see ``README.md`` in this folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from hypic_apps.cli.parser import above_zero
 from hypic_apps.train import checking, corpus, exam, fitting, replicas, schema, scores, smoke, texts, vocabulary
+from hypic_apps.train.export import average
 from hypic_apps.train.families import FAMILIES
 from hypic_apps.train.model import Shape
 from hypic_apps.train.probe import probe
@@ -23,7 +24,14 @@ DATA = Path(".data")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     options = _parser().parse_args(arguments)
-    commands = {"data": _data, "tokenizer": _tokenizer, "probe": _probe, "fit": _fit, "exam": _exam}
+    commands = {
+        "data": _data,
+        "tokenizer": _tokenizer,
+        "probe": _probe,
+        "fit": _fit,
+        "exam": _exam,
+        "average": _average,
+    }
     commands[options.command](options)
     return 0
 
@@ -83,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--length", type=checking.chunks, default=2048, help="row length of the probe")
     _add_exam(commands.add_parser("exam", help="one-hop questions at an exported model; prints JSON"))
+    mean = commands.add_parser("average", help="export the mean of two exported folders' weights")
+    mean.add_argument("--model", type=Path, required=True, help="an exported folder")
+    mean.add_argument("--other", type=Path, required=True, help="another one of the same shape")
+    mean.add_argument("--share", type=checking.begun, default=0.5, help="how much of the other's (default: 0.5)")
+    mean.add_argument("--out", type=Path, required=True, help="folder for the result")
     return parser
 
 
@@ -128,6 +141,10 @@ def _fit(options: argparse.Namespace) -> None:
         fitting.fit(replicas.ALONE, options)
     else:
         replicas.launch(options.gpus, "cuda", fitting.fit, options)
+
+
+def _average(options: argparse.Namespace) -> None:
+    fitting.told(average, options.model, options.other, options.share, options.out)
 
 
 def _exam(options: argparse.Namespace) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Shares, in training: of one-hop questions that could be asked so, of relations that could be told so, of words in such
 # questions that are made up, and of questions without an answer that are asked so.
-CLUES, DISGUISED, MADE_UP, MISSING = 0.28, 0.16, 0.25, 0.3
+CLUES, DISGUISED, MADE_UP, MISSING = 0.16, 0.14, 0.25, 0.3
 UNITS = {"metres": "how many metres", "length": "how many kilometres", "area": "how many square kilometres"}
 NAMED = tuple(t for t in (*BY_ASKED, *NOUN_ASKED_BY_KIND) if "{which}" in t)
 FORMS: Mapping[str, Sequence[str]] = {

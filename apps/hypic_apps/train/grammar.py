@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypic_apps.train import frames
+from hypic_apps.train import wordings as wordings_of
 from hypic_apps.train.frames import filled
 from hypic_apps.train.schema import Relation, Schema, Ways
 from hypic_apps.train.thesaurus import Thesaurus
+from hypic_apps.train.wordings import Block
 from hypic_apps.train.words import past, third
 
 FOLDER = Path(__file__).parent / "phrases"
@@ -39,12 +41,15 @@ def enriched(schema: Schema, synonyms: Thesaurus, folder: Path = FOLDER) -> Sche
     """The schema with further wordings for training, and with relations that are for training alone."""
     kept = kept_back(schema)
     known, more = dict(parsed(folder / "known.txt")), dict(parsed(folder / "more.txt"))
+    written = wordings_of.load()
     out: dict[str, tuple[Relation, ...]] = {}
     for kind, relations in schema.items():
         article = "the " if "the {s}" in relations[0].questions[0] else ""
         found = [_with_more(x, known.get((kind, x.key)), article, synonyms, kept) for x in relations]
+        found = [_with_written(x, written.get((kind, x.key), Block()), kept) for x in found]
         added = [_new(key, phrases, article, kept) for (of, key), phrases in more.items() if of == kind]
-        out[kind] = (*found, *added)
+        new = [_written(key, block, kept) for (of, key), block in written.items() if of == kind and block.value]
+        out[kind] = (*found, *added, *new)
     return out
 
 
@@ -111,6 +116,28 @@ def _new(key: str, phrases: Phrases, article: str, kept: frozenset[str]) -> Rela
     return Relation(
         f"more {name}", value, (), phrases.nouns[0], said, asked, back, invented=True, names=phrases.names,
         nouns=phrases.nouns, ways=(("noun", phrases.nouns), *phrases.ways),
+    )  # fmt: skip
+
+
+def _with_written(relation: Relation, block: Block, kept: frozenset[str]) -> Relation:
+    """The relation with the wordings that were written for it, before those that are kept for measuring; its first
+    question, which shows the article, stays the first."""
+    first, *others = relation.questions
+    return replace(
+        relation,
+        statements=(*_allowed(block.statements, kept), *relation.statements),
+        questions=(first, *_allowed(block.questions, kept), *others),
+        reverse=(*_allowed(block.reverse, kept), *relation.reverse),
+    )
+
+
+def _written(key: str, block: Block, kept: frozenset[str]) -> Relation:
+    """A relation that was written out and is for training alone."""
+    said, asked, back = (_allowed(x, kept) for x in (block.statements, block.questions, block.reverse))
+    choices = tuple(block.value.removeprefix("one of ").split("|")) if block.value.startswith("one of ") else ()
+    return Relation(
+        f"written {key}", "choice" if choices else block.value, choices, block.noun, said, asked, back, invented=True,
+        names=frozenset((block.noun,)), nouns=(block.noun,), ways=(("noun", (block.noun,)),),
     )  # fmt: skip
 
 

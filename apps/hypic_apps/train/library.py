@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 
 from hypic_apps.train.corpus import Article, Corpus
+from hypic_apps.train.names import Names
 from hypic_apps.train.natural import (
     article_asks,
     article_passage,
@@ -18,17 +19,25 @@ from hypic_apps.train.natural import (
 )
 from hypic_apps.train.passages import Ask, Passage
 from hypic_apps.train.reading import asks_of
+from hypic_apps.train.renaming import Renamer
+from hypic_apps.train.written import Written, answered, typed
 
 # Of articles that are only copied from, the share of those that are hard to copy, and what their first sentences have;
 # the chance that the others are of one topic, so that they begin alike.
 HARD, LONG, ALIKE = 0.4, 180, 0.3
+# Of contexts of articles, those of articles that somebody wrote questions on, and of these, those of invented ones
+# alone; how many other questions such an article keeps. Of articles that are asked about, those in other names.
+WRITTEN, INVENTED, RULED, RENAMED = 0.55, 0.4, 2, 0.6
 STRANGE = re.compile(r"[^\x00-\x7f–’]|[\"“=+*/^]|\(.{30}|\d.*\d.*\d{4}.*\d{4}")
 
 
 class Library:
-    """Real passages on demand, from the articles that may be trained on, or from those held out."""
+    """Real passages on demand, from the articles that may be trained on, or from those held out.
 
-    def __init__(self, corpus: Corpus, *, held_out: bool = False) -> None:
+    ``written`` are questions that somebody wrote, and articles with them.
+    """
+
+    def __init__(self, corpus: Corpus, *, held_out: bool = False, written: Written | None = None) -> None:
         self.articles = tuple(a for a in corpus.articles if a.held_out == held_out)
         self.countries, self.glosses = corpus.countries, corpus.glosses
         self.by_topic: dict[str, list[Article]] = {}
@@ -36,6 +45,10 @@ class Library:
             self.by_topic.setdefault(article.topic, []).append(article)
         self.hard = tuple(a for a in self.articles if is_hard(a)) or self.articles
         self.sentences = tuple(_short_sentences(self.articles))
+        self.written = written.asks if written else {}
+        self.invented = written.articles if written else ()
+        self.read = (*(a for a in self.articles if a.title in self.written), *self.invented)
+        self.renamer = Renamer(Names.of_split(corpus, "train"), (g.word for g in corpus.glosses if g.word.islower()))
         self._asks: dict[str, tuple[Ask, ...]] = {}
         self._further: dict[str, Sequence[tuple[str, Ask]]] = {}
 
@@ -55,12 +68,15 @@ class Library:
         return [Ask("none", r.choice(found).question, "not stated")] if found else []
 
     def questioned(self, article: Article, r: Random) -> Passage:
-        """An article as a passage with the questions that only training asks, on each sentence that was not cut off."""
+        """An article as a passage with the questions that only training asks: on each sentence that was not cut off,
+        or, where somebody wrote questions on it, those and a few of the others."""
         passage = self.article(article, r)
         if article.title not in self._further:
             self._further[article.title] = tuple(asks_of(article, Random(article.title)))
         more = tuple(ask for sentence, ask in self._further[article.title] if sentence in passage.text)
-        return replace(passage, asks=(*passage.asks, *more))
+        own = typed(answered(self.written.get(article.title, ()), article.text, passage.text), r)
+        others = [*passage.asks, *more]
+        return replace(passage, asks=(*own, *(r.sample(others, min(RULED, len(others))) if own else others)))
 
     def articles_alone(self, number: int, r: Random) -> list[Passage]:
         """At most ``number`` articles as passages, none twice, without the questions of training; some hard to copy."""
@@ -69,17 +85,23 @@ class Library:
         return [self.article(a, r) for a in {a.title: a for a in chosen}.values()]
 
     def passages(self, number: int, r: Random) -> list[Passage]:
-        """``number`` passages, all articles of one topic, a mixture, or with lists among them."""
-        if r.random() < 0.5:
-            pool: Sequence[Article] = self.articles
-        else:
-            pool = self.by_topic[r.choice(sorted(self.by_topic))]
+        """``number`` passages, all articles of one topic, a mixture, or with lists among them; often in other names."""
+        pool = self._pool(number, r)
         out = [self.questioned(a, r) for a in r.sample(pool, min(number, len(pool)))]
+        out = [self.renamer.renamed(p, r) if r.random() < RENAMED else p for p in out]
         if self.articles and r.random() < 0.3:
             out[r.randrange(len(out))] = country_passage(r.choice(self.countries), r)
         if r.random() < 0.3:
             out[r.randrange(len(out))] = gloss_passage(self.glosses, r)
         return out
+
+    def _pool(self, number: int, r: Random) -> Sequence[Article]:
+        """The articles to draw ``number`` from: those that somebody wrote questions on, all, or those of a topic."""
+        if r.random() < WRITTEN:
+            read = self.invented if r.random() < INVENTED else self.read
+            if len(read) >= number:
+                return read
+        return self.articles if r.random() < 0.5 else self.by_topic[r.choice(sorted(self.by_topic))]
 
 
 def is_hard(article: Article) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Shares, in training: of questions on invented relations, and on others, that are asked in a related word where there
 # is one, and of relations that are told in one.
-INVENTED, KNOWN, TOLD = 0.7, 0.55, 0.06
+INVENTED, KNOWN, TOLD = 0.6, 0.2, 0.06
 # How near (as a cosine) the word must be to all that the relation is called, and how much nearer than to anything else
 # told of the thing.
 LEAST, LEAST_OF_MANY, MARGIN = 0.62, 0.5, 0.15

@@ -12,7 +12,7 @@ from random import Random
 
 import numpy as np
 
-from hypic_apps.train import manners, order, quoting, rules
+from hypic_apps.train import manners, order, quoting, rules, written
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.grammar import enriched
 from hypic_apps.train.invented import Inventor
@@ -44,10 +44,10 @@ class Stage:
 LEARN_TO_COPY = {"world": 6.0, "repeat": 2.0, "text": 2.0}
 SHORT = {"world": 7.0, "natural": 1.5, "mixed": 1.0, "repeat": 0.3, "text": 0.8, "updates": 0.3, "lists": 0.5}
 FULL = {
-    "world": 5.5, "natural": 1.6, "mixed": 2.0, "text": 0.4, "updates": 0.7, "documents": 0.9, "lists": 1.5,
+    "world": 5.5, "natural": 2.2, "mixed": 2.0, "text": 0.3, "updates": 0.7, "documents": 0.9, "lists": 0.9,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
-DATA_VERSION = 7
+DATA_VERSION = 8
 # How much a token of a long answer counts: reasoning lines and the like are easier to learn than short answers. Of
 # sentences that are copied every token counts, or the model loses its place in long ones; which passage comes next is
 # decided where an item begins, and at the end whether one comes at all. Passages count little: nothing foretells most
@@ -101,7 +101,7 @@ class Rows:
     def __init__(self, corpus: Corpus, schema: Schema, encoder: Encoder) -> None:
         self.schema, self.encoder = enriched(schema, Thesaurus(corpus.synonyms)), encoder
         self.names = Names.of_split(corpus, "train")
-        self.library = Library(corpus)
+        self.library = Library(corpus, written=written.both())
         kept = {word for kind in schema.values() for x in kind if x.held_out for word in (x.key, *x.noun.split())}
         without = frozenset(kept | {word.rstrip("s") for word in kept})
         inventor = Inventor(corpus.glosses, corpus.synonyms, without, corpus.near)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from hypic.engine.layers.conv import causal_conv
 from hypic_apps.train import exam, fit
-from hypic_apps.train.export import BUDGET_BYTES, export, load
+from hypic_apps.train.__main__ import main
+from hypic_apps.train.export import BUDGET_BYTES, export, load, tensors_of
 from hypic_apps.train.grid import shifted_conv
 from hypic_apps.train.initial import initialise
 from hypic_apps.train.model import Shape, Trainee
@@ -183,3 +185,34 @@ def test_an_exported_folder_loads_again(model: Trainee, encoder: Encoder, tmp_pa
     assert again.shape == SMALL
     with torch.no_grad():
         assert torch.equal(again.logits(tokens), model.logits(tokens))
+
+
+def test_weights_are_averaged_by_share(model: Trainee, encoder: Encoder, tmp_path: Path) -> None:
+    save(encoder.tokenizer, tmp_path / "tokenizer", 512)
+    other = Trainee(SMALL)
+    initialise(other, 5)
+    for name, one in (("a", model), ("b", other)):
+        export(one, tmp_path / "tokenizer", tmp_path / name)
+    (tmp_path / "a" / "evaluation.json").write_text('{"seed": 1}')
+    chosen = [f"--model={tmp_path / 'a'}", f"--other={tmp_path / 'b'}", "--share=0.25", f"--out={tmp_path / 'c'}"]
+    assert main(["average", *chosen]) == 0
+    a, b, c = (tensors_of(tmp_path / name) for name in "abc")
+    assert set(c) == set(a)
+    for name, tensor in c.items():
+        expected = (0.75 * a[name].double() + 0.25 * b[name].double()).to(torch.bfloat16)
+        torch.testing.assert_close(tensor.double(), expected.double(), rtol=2**-7, atol=1e-8)
+    assert any(not torch.equal(c[name], a[name]) for name in c), "a control: nothing was averaged"
+    assert json.loads((tmp_path / "c" / "evaluation.json").read_text())["averaged"]["share_of_another"] == 0.25
+    assert load(tmp_path / "c").shape == SMALL
+
+
+def test_what_cannot_be_averaged_is_refused(model: Trainee, encoder: Encoder, tmp_path: Path) -> None:
+    save(encoder.tokenizer, tmp_path / "tokenizer", 512)
+    export(model, tmp_path / "tokenizer", tmp_path / "a")
+    with pytest.raises(SystemExit, match="nowhere' holds no exported model; name a folder"):
+        main(["average", f"--model={tmp_path / 'a'}", f"--other={tmp_path / 'nowhere'}", f"--out={tmp_path / 'c'}"])
+    wider = Trainee(replace(SMALL, intermediate_size=64))
+    initialise(wider, 3)
+    export(wider, tmp_path / "tokenizer", tmp_path / "b")
+    with pytest.raises(SystemExit, match="hold weights of different models; average two of one shape"):
+        main(["average", f"--model={tmp_path / 'a'}", f"--other={tmp_path / 'b'}", f"--out={tmp_path / 'c'}"])

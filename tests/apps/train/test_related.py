@@ -184,6 +184,7 @@ def related_asks(made: World, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Fac
         found.extend([(fact, question)] if question else [])
         return question
 
+    monkeypatch.setattr(related, "KNOWN", 0.6)  # more than in training, so that a few worlds show many
     monkeypatch.setattr(related, "ask_for", noted)
     asks = [a for p in made.passages(6, 5) for a in p.asks]
     monkeypatch.setattr(related, "ask_for", own)
