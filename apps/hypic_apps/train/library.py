@@ -27,7 +27,7 @@ from hypic_apps.train.written import Written, answered, typed
 HARD, LONG, ALIKE = 0.4, 180, 0.3
 # Of contexts of articles, those of articles that somebody wrote questions on, and of these, those of invented ones
 # alone; how many other questions such an article keeps. Of articles that are asked about, those in other names.
-WRITTEN, INVENTED, RULED, RENAMED = 0.55, 0.4, 2, 0.6
+WRITTEN, INVENTED, RULED, RENAMED = 0.6, 0.4, 2, 0.6
 STRANGE = re.compile(r"[^\x00-\x7f–’]|[\"“=+*/^]|\(.{30}|\d.*\d.*\d{4}.*\d{4}")
 
 

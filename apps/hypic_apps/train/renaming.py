@@ -16,7 +16,7 @@ from hypic_apps.train.passages import Passage
 
 # A capital within a sentence: what only begins one may be any word.
 WITHIN = re.compile(r"(?<=[\w,;:)”\"'] )[A-Z][a-zà-ÿ]{3,}(?![\w’-])|(?<=[(“\"])[A-Z][a-zà-ÿ]{3,}(?![\w’-])")
-YEAR = re.compile(r"(?<![\d.,–-])(?:1[0-9]|20)\d\d(?![\d,])")
+YEAR = re.compile(r"(?<![\d.,])(?:1[0-9]|20)\d\d(?![\d,])")
 # How far years may move, and the last that may come of it; names keep as they are by this chance each.
 EARLIER, LATER, LAST_YEAR, KEPT = -90, 60, 2025, 0.25
 

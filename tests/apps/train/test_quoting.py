@@ -187,7 +187,10 @@ def shares(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[str], l
     monkeypatch.setattr(made, "key_facts", noted)
     for seed in range(150):
         rows.make(STAGES[3], Random(seed))
-    return kinds, listed
+    counts = kinds.copy()
+    for seed in range(120):
+        rows.make(replace(STAGES[3], kinds={"lists": 1.0}), Random(seed))
+    return counts, listed
 
 
 def test_shares_are_within_bounds(corpus: Corpus, relations: Schema, monkeypatch: pytest.MonkeyPatch) -> None:
