@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hypic_apps.train.architecture import Architecture
 from hypic_apps.train.families import shape_of
 from hypic_apps.train.model import Trainee
 
@@ -62,26 +64,38 @@ def load(folder: Path) -> Trainee:
 
 
 def average(first: Path, second: Path, share: float, out: Path) -> int:
-    """Exports weights of which ``share`` come from the second folder, and the rest and all else from the first; returns
-    their bytes. Mean weights of trainings that went on from one another often answer unseen wordings better (model
-    soups, arXiv 2203.05482).
+    """Exports weights of which ``share`` come from the second folder, and the rest, the configuration and the tokenizer
+    from the first; returns their bytes. Mean weights of trainings that went on from one another often answer unseen
+    wordings better (model soups, arXiv 2203.05482).
 
     Raises:
-        ValueError: a folder holds no exported model, or the two hold different ones.
+        ValueError: a folder holds no exported model, the two hold different ones, or ``out`` is one of them.
     """
-    for folder in (first, second):
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{str(folder)!r} holds no exported model; name a folder with config.json and weights.")
+    _check_averaged(first, second, out)
     model, others, own = load(first), tensors_of(second), tensors_of(first)
-    if {name: t.shape for name, t in own.items()} != {name: t.shape for name, t in others.items()}:
-        raise ValueError(f"{first} and {second} hold weights of different models; average two of one shape.")
     model.restore({name: torch.lerp(own[name].float(), others[name].float(), share) for name in own})
-    size = export(model, first, out)
+    size = export(model, first if (first / "tokenizer.json").is_file() else None, out)
     told = first / "evaluation.json"
     if told.is_file():
         found = json.loads(told.read_text(encoding="utf-8"))
         _write_json(out / told.name, {**found, "averaged": {"share_of_another": share, "exams": "of the first alone"}})
     return size
+
+
+def _check_averaged(first: Path, second: Path, out: Path) -> None:
+    for folder in (first, second):
+        if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            raise ValueError(f"{str(folder)!r} holds no exported model; name a folder with config.json and weights.")
+        if out.resolve() == folder.resolve():
+            raise ValueError(f"{str(out)!r} is one of the two that are averaged; name another folder with --out.")
+    if _described(first) != _described(second):
+        raise ValueError(f"{first} and {second} hold different models; average two of one shape.")
+
+
+def _described(folder: Path) -> tuple[Architecture, Mapping[str, torch.Size]]:
+    """The shape that an exported folder's configuration tells, and those of its tensors."""
+    shape = shape_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    return shape, {name: tensor.shape for name, tensor in tensors_of(folder).items()}
 
 
 def _write_shards(tensors: dict[str, Tensor], size: int, folder: Path) -> None:

@@ -206,13 +206,48 @@ def test_weights_are_averaged_by_share(model: Trainee, encoder: Encoder, tmp_pat
     assert load(tmp_path / "c").shape == SMALL
 
 
+def exported(model: Trainee, encoder: Encoder, folder: Path) -> Path:
+    save(encoder.tokenizer, folder.parent / "tokenizer", 512)
+    export(model, folder.parent / "tokenizer", folder)
+    return folder
+
+
+def averaged(first: Path, second: Path, out: Path) -> int:
+    return main(["average", f"--model={first}", f"--other={second}", f"--out={out}"])
+
+
 def test_what_cannot_be_averaged_is_refused(model: Trainee, encoder: Encoder, tmp_path: Path) -> None:
-    save(encoder.tokenizer, tmp_path / "tokenizer", 512)
-    export(model, tmp_path / "tokenizer", tmp_path / "a")
+    first = exported(model, encoder, tmp_path / "a")
     with pytest.raises(SystemExit, match="nowhere' holds no exported model; name a folder"):
-        main(["average", f"--model={tmp_path / 'a'}", f"--other={tmp_path / 'nowhere'}", f"--out={tmp_path / 'c'}"])
-    wider = Trainee(replace(SMALL, intermediate_size=64))
-    initialise(wider, 3)
-    export(wider, tmp_path / "tokenizer", tmp_path / "b")
-    with pytest.raises(SystemExit, match="hold weights of different models; average two of one shape"):
-        main(["average", f"--model={tmp_path / 'a'}", f"--other={tmp_path / 'b'}", f"--out={tmp_path / 'c'}"])
+        averaged(first, tmp_path / "nowhere", tmp_path / "c")
+    for changes in ({"intermediate_size": 64}, {"rope_theta": 5.0}):  # of the latter, tensors have the same shapes
+        another = Trainee(replace(SMALL, **changes))
+        initialise(another, 3)
+        second = exported(another, encoder, tmp_path / "b")
+        with pytest.raises(SystemExit, match="hold different models; average two of one shape"):
+            averaged(first, second, tmp_path / "c")
+    for weights in second.glob("*.safetensors"):
+        weights.unlink()
+    for pair in ((first, second), (second, first)):
+        with pytest.raises(SystemExit, match="b' holds no exported model; name a folder"):
+            averaged(*pair, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_folder_that_is_averaged_is_not_overwritten(model: Trainee, encoder: Encoder, tmp_path: Path) -> None:
+    first = exported(model, encoder, tmp_path / "a")
+    other = Trainee(SMALL)
+    initialise(other, 5)
+    second = exported(other, encoder, tmp_path / "b")
+    (tmp_path / "link").symlink_to(first)
+    before = {path: path.read_bytes() for folder in (first, second) for path in folder.iterdir()}
+    for out in (first, second, tmp_path / "link"):
+        with pytest.raises(SystemExit, match=r"is one of the two that are averaged; name another folder with --out"):
+            averaged(first, second, out)
+    assert before == {path: path.read_bytes() for folder in (first, second) for path in folder.iterdir()}
+
+
+def test_folders_without_a_tokenizer_are_averaged_without_one(model: Trainee, tmp_path: Path) -> None:
+    export(model, None, tmp_path / "a")
+    assert averaged(tmp_path / "a", tmp_path / "a", tmp_path / "c") == 0
+    assert load(tmp_path / "c").shape == SMALL and not (tmp_path / "c" / "tokenizer.json").exists()
