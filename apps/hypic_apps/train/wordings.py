@@ -33,9 +33,14 @@ def load(file: Path = FILE) -> Mapping[tuple[str, str], Block]:
     """The blocks by kind of thing and key of relation.
 
     Raises:
-        ValueError: a line is none of the known forms, or stands before the first block.
+        ValueError: a line is none of the known forms, or stands before the first block, or a block stands twice.
     """
-    return dict(_blocks(bz2.decompress(file.read_bytes()).decode().splitlines()))
+    found: dict[tuple[str, str], Block] = {}
+    for place, block in _blocks(bz2.decompress(file.read_bytes()).decode().splitlines()):
+        if place in found:
+            raise ValueError(f"the written wordings have '@{place[0]} [{place[1]}]' twice; write one block of them.")
+        found[place] = block
+    return found
 
 
 def _blocks(lines: list[str]) -> Iterator[tuple[tuple[str, str], Block]]:

@@ -45,10 +45,10 @@ def load(file: Path) -> Written:
     asks: dict[str, list[Ask]] = {}
     articles: list[Article] = []
     for title, line in _titled(bz2.decompress(file.read_bytes()).decode().splitlines()):
-        question, mark, answer = line.partition(" | ")
-        if line.startswith("= "):
+        question, _, answer = line.partition(" | ")
+        if title and line.startswith("= "):
             articles.append(Article(title, line[2:], "", INVENTED_TOPIC))
-        elif title and mark:
+        elif title and question and answer:
             asks.setdefault(title, []).append(Ask("natural", question, answer))
         else:
             raise ValueError(f"the questions have the line {line[:40]!r}; write '# title', then 'question | answer'.")

@@ -38,6 +38,7 @@ def test_every_trained_relation_has_phrases_and_held_out_ones_have_none(relation
             assert relation.key == richer.key and richer.statements[-len(relation.statements) :] == relation.statements
             assert richer.questions[0] == relation.questions[0]  # it shows the article
             assert richer.said("test") == relation.said("test") and richer.asked("test") == relation.asked("test")
+            assert richer.asked_back("test") == relation.asked_back("test")
             assert bool(richer.more_said and richer.more_asked) == (not relation.held_out)
     known = {(kind, x.key) for kind, found in relations.items() for x in found if not x.held_out}
     assert {place for place, _ in parsed(FOLDER / "known.txt")} == known

@@ -67,3 +67,9 @@ def test_a_line_of_another_form_is_refused_with_its_text(text: str, tmp_path: Pa
     (tmp_path / "w.bz2").write_bytes(bz2.compress(text.encode()))
     with pytest.raises(ValueError, match=re.escape(text.splitlines()[-1] if text else "''")):
         wordings.load(tmp_path / "w.bz2")
+
+
+def test_a_block_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.bz2").write_bytes(bz2.compress(b"@person [job]\n= {s} is {o}.\n@person [job]\n? What is {s}?"))
+    with pytest.raises(ValueError, match=re.escape("have '@person [job]' twice; write one block")):
+        wordings.load(tmp_path / "w.bz2")

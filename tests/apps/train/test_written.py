@@ -53,7 +53,11 @@ def test_every_question_to_measure_with_is_answered_by_its_article() -> None:
         assert all(ask.answer in texts[title] for ask in asks)
 
 
-@pytest.mark.parametrize("lines", ["who is it | Ann", "# A title\nno mark here"], ids=["no title", "no answer"])
+@pytest.mark.parametrize(
+    "lines",
+    ["who is it | Ann", "= A text.", "# A title\nno mark here", "# A title\n | Ann", "# A title\nwho is it | "],
+    ids=["no title", "text without title", "no mark", "no question", "no answer"],
+)
 def test_a_line_of_another_form_is_refused_with_its_text(lines: str, tmp_path: Path) -> None:
     (tmp_path / "q.bz2").write_bytes(bz2.compress(lines.encode()))
     with pytest.raises(ValueError, match=re.escape(lines.splitlines()[-1])):
