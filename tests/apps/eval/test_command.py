@@ -85,6 +85,8 @@ def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytes
         (["--set", "S8", "--skip", "699", "--items", "2"], "--items is 2 and --skip 699, but S8 holds 700 items; pass"),
         (["--set", "S8", "--skip", "700"], "leaves nothing of S8, which holds 700 items; pass --skip 699 or"),
         (["--set", "S1", "--set", "S9", "--skip", "400"], "--skip 400 leaves nothing of S9, which holds 400"),
+        (["--set", "S10", "--items", "897"], "--items is 897, but S10 holds 896 items; pass --items 896 or less."),
+        (["--skip", "500"], "leaves nothing of S4-list, which holds 500 items; pass --skip 499 or"),
         (["--skip", "-1"], "'-1'"),
         (["--skip", "5", "--full"], "--skip 5 is for --items of sets; leave out --sweep, --drift, --full and --data."),
     ],
