@@ -14,7 +14,7 @@ from pathlib import Path
 from hypic_apps.train import frames
 from hypic_apps.train import wordings as wordings_of
 from hypic_apps.train.frames import filled
-from hypic_apps.train.schema import Relation, Schema, Ways
+from hypic_apps.train.schema import Relation, Schema, Ways, choices_of
 from hypic_apps.train.thesaurus import Thesaurus
 from hypic_apps.train.wordings import Block
 from hypic_apps.train.words import past, third
@@ -134,7 +134,7 @@ def _with_written(relation: Relation, block: Block, kept: frozenset[str]) -> Rel
 def _written(key: str, block: Block, kept: frozenset[str]) -> Relation:
     """A relation that was written out and is for training alone."""
     said, asked, back = (_allowed(x, kept) for x in (block.statements, block.questions, block.reverse))
-    choices = tuple(block.value.removeprefix("one of ").split("|")) if block.value.startswith("one of ") else ()
+    choices = choices_of(block.value)
     return Relation(
         f"written {key}", "choice" if choices else block.value, choices, block.noun, said, asked, back, invented=True,
         names=frozenset((block.noun,)), nouns=(block.noun,), ways=(("noun", (block.noun,)),),

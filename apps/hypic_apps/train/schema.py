@@ -92,11 +92,16 @@ def _parse(path: Path) -> Iterator[tuple[str, Relation]]:
             raise ValueError(f"{path.name} has the line {line[:40]!r}; begin it with @ [ ! = ? ~ or #.")
 
 
+def choices_of(value: str) -> tuple[str, ...]:
+    """The values that "one of a|b" lists; none where ``value`` names a kind of value."""
+    return tuple(value.removeprefix("one of ").split("|")) if value.startswith("one of ") else ()
+
+
 def _relation(block: list[str]) -> Relation:
     head, noun = block[0].rsplit(" | ", 1)
     key, value = head.lstrip("![").split("] ", 1)
     lists = {line[0]: tuple(part.strip() for part in line[2:].split(" / ")) for line in block[1:]}
-    choices = tuple(value.removeprefix("one of ").split("|")) if value.startswith("one of ") else ()
+    choices = choices_of(value)
     return Relation(
         key=key,
         value="choice" if choices else value,

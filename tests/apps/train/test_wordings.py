@@ -12,7 +12,7 @@ import pytest
 from hypic_apps.train import wordings
 from hypic_apps.train.grammar import enriched, kept_back, plain
 from hypic_apps.train.names import MAKERS
-from hypic_apps.train.schema import Schema
+from hypic_apps.train.schema import Schema, choices_of
 from hypic_apps.train.thesaurus import Thesaurus
 from hypic_apps.train.wordings import Block
 
@@ -42,7 +42,7 @@ def test_they_are_of_relations_that_there_are_or_tell_all_of_a_new_one(
             assert not block.value and not block.noun
         else:
             assert place[0] in relations and block.noun and block.statements and block.questions
-            assert block.value in MAKERS or len(block.value.removeprefix("one of ").split("|")) > 10
+            assert block.value in MAKERS or len(choices_of(block.value)) > 10
 
 
 def test_none_is_kept_for_measuring(relations: Schema, blocks: Mapping[tuple[str, str], Block]) -> None:
