@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     mean = commands.add_parser("average", help="export the mean of two exported folders' weights")
     mean.add_argument("--model", type=Path, required=True, help="an exported folder")
     mean.add_argument("--other", type=Path, required=True, help="another one of the same shape")
-    mean.add_argument("--share", type=checking.begun, default=0.5, help="how much of the other's (default: 0.5)")
+    mean.add_argument("--share", type=checking.part, default=0.5, help="how much of the other's (default: 0.5)")
     mean.add_argument("--out", type=Path, required=True, help="folder for the result")
     return parser
 

@@ -30,6 +30,14 @@ def begun(text: str) -> float:
     return found
 
 
+def part(text: str) -> float:
+    """A share between 0 and 1, for argparse: all or nothing of something is no part of it."""
+    found = _number(text)
+    if not 0.0 < found < 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share between 0 and 1, such as 0.3")
+    return found
+
+
 def chunks(text: str) -> int:
     """A number of tokens that fills chunks, for argparse."""
     found = count(text)

@@ -12,11 +12,18 @@ from dataclasses import replace
 from random import Random
 
 from hypic_apps.train.names import MONTHS, Names
-from hypic_apps.train.passages import Passage
+from hypic_apps.train.passages import BEGIN_SMALL, GRAMMAR, Passage
 
 # A capital within a sentence: what only begins one may be any word.
 WITHIN = re.compile(r"(?<=[\w,;:)”\"'] )[A-Z][a-zà-ÿ]{3,}(?![\w’-])|(?<=[(“\"])[A-Z][a-zà-ÿ]{3,}(?![\w’-])")
-YEAR = re.compile(r"(?<![\d.,])(?:1[0-9]|20)\d\d(?![\d,])")
+YEAR = re.compile(r"(?<![\d.,])(?:1[0-9]|20)\d\d(?!\d|,\d)")
+# Words of every text that are no names, whatever they begin; a dictionary of nouns and verbs has few of them.
+NO_NAMES = GRAMMAR.union(
+    (word.lower() for word in BEGIN_SMALL),
+    "these those between until than then whereas unlike like through against despite however also other both".split(),
+    "several each every such only still even just about around among within without across along often later".split(),
+    "sometimes together whether whose while though where why".split(),
+)
 # How far years may move, and the last that may come of it; names keep as they are by this chance each.
 EARLIER, LATER, LAST_YEAR, KEPT = -90, 60, 2025, 0.25
 
@@ -27,7 +34,7 @@ class Renamer:
     def __init__(self, names: Names, common: Iterable[str]) -> None:
         one_word = (name for name in (*names.towns, *names.first) if name.isalpha())
         self.pool = tuple(sorted({*one_word, *names.coined}))
-        self.common = frozenset((*common, *(month.lower() for month in MONTHS)))
+        self.common = NO_NAMES.union(common, (month.lower() for month in MONTHS))
 
     def renamed(self, passage: Passage, r: Random) -> Passage:
         """The passage with all its questions, each name replaced by the same other one everywhere and all years moved

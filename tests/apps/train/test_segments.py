@@ -263,6 +263,7 @@ def test_reports_that_do_not_say_where_to_go_on(folder: Path, report: str, messa
         ("fit --minutes inf", "'inf' is no number above 0"),
         ("fit --workers 0", "'0' is no whole number from 1 up"),
         ("fit --start x --at 1", "'1' is no share from 0 to below 1"),
+        ("average --model x --other y --share 0", "'0' is no share between 0 and 1, such as 0.3"),
         ("fit --at 0.5", "--at 0.5 says nothing without --start"),
         ("probe --length 100", "'100' is no multiple of 64"),
         ("probe --batch-tokens 64 --length 128", "--batch-tokens 64 holds no row of 128 tokens"),

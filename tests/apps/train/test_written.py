@@ -132,6 +132,20 @@ def test_what_only_begins_a_sentence_is_no_name(corpus: Corpus) -> None:
         assert text.startswith("Translated often")
 
 
+def test_words_that_any_text_has_are_no_names_and_years_move_before_a_comma_too(corpus: Corpus) -> None:
+    text = "The hit was Which Way? (Which Way), sung in 1931, sold for 1,931 crowns, and again in 1935, by Osthal."
+    passage = Passage(text, "", (Ask("natural", "which song of 1931 was sung", "Which Way"),))
+    years = set()
+    for seed in range(20):
+        after = Renamer(Names.of_split(corpus, "train"), ()).renamed(passage, Random(seed))
+        (ask,) = after.asks
+        assert ask.question.startswith("which song of ") and "1,931 crowns" in after.text
+        first, second = re.findall(r"\b(\d{4}),", after.text)
+        assert f"of {first} was" in ask.question and int(second) - int(first) == 4
+        years.add(first)
+    assert len(years) > 5
+
+
 def test_an_answer_that_would_no_longer_stand_in_the_text_is_dropped(corpus: Corpus) -> None:
     passage = replace(renamed(corpus, 0)[0], asks=(Ask("natural", "Where is it?", "sthal"),))
     renamer = Renamer(Names.of_split(corpus, "train"), ())
