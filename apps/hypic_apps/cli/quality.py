@@ -39,7 +39,7 @@ GPU_RUNNING, GPU_AT_ONCE, KEPT_BYTES = 256, 48, 2**31
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds the flags."""
     add_flag = parser.add_argument
-    add_flag("--set", action="append", metavar="NAME", help="only this set (S1, S2-direct, ... S9); may be repeated")
+    add_flag("--set", action="append", metavar="NAME", help="only this set (S1, S2-direct, ... S10); may be repeated")
     add_flag("--arm", action="append", metavar="NAME", help="only this arm beside full; may be repeated")
     add_flag("--knobs", action="store_true", help="also the arms that try to come closer to full recompute")
     add_flag("--items", type=positive, default=20, metavar="N", help="items of each set (default: 20)")
