@@ -1,6 +1,6 @@
-"""Questions on encyclopedia summaries as people ask them, written from reading, not by rules: ``questions/``.
+"""Questions on encyclopedia summaries, which the project's authors wrote from reading, not by rules: ``questions/``.
 
-They name a thing in other words than its article has, half of them as one types them into a search engine. The answer
+They name a thing in other words than its article has, two thirds of them as one types into a search engine. The answer
 is a literal part of the article. ``invented.txt.bz2`` holds articles too, on invented things of which people ask much
 and the encyclopedia has little: series, songs, teams, offices.
 """
