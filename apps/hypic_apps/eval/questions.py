@@ -1,6 +1,6 @@
-"""The tenth set: questions as people type them, written on held-out articles, each asked among eight of those.
+"""The tenth set: questions on held-out articles, worded as one types or asks them, each asked among eight articles.
 
-They were written from reading for this project, in other words than the articles have; the answer is a literal part of
+The project's authors wrote them from reading, in other words than the articles have; the answer is a literal part of
 the article. So they stand for real questions where no file of such is at hand (``real.py``).
 """
 

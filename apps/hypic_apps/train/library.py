@@ -25,7 +25,7 @@ from hypic_apps.train.written import Written, answered, typed
 # Of articles that are only copied from, the share of those that are hard to copy, and what their first sentences have;
 # the chance that the others are of one topic, so that they begin alike.
 HARD, LONG, ALIKE = 0.4, 180, 0.3
-# Of contexts of articles, those of articles that somebody wrote questions on, and of these, those of invented ones
+# Of contexts of articles, those of articles that have questions written on them, and of these, those of invented ones
 # alone; how many other questions such an article keeps. Of articles that are asked about, those in other names.
 WRITTEN, INVENTED, RULED, RENAMED = 0.6, 0.4, 2, 0.6
 STRANGE = re.compile(r"[^\x00-\x7f–’]|[\"“=+*/^]|\(.{30}|\d.*\d.*\d{4}.*\d{4}")
@@ -34,7 +34,7 @@ STRANGE = re.compile(r"[^\x00-\x7f–’]|[\"“=+*/^]|\(.{30}|\d.*\d.*\d{4}.*\d
 class Library:
     """Real passages on demand, from the articles that may be trained on, or from those held out.
 
-    ``written`` are questions that somebody wrote, and articles with them.
+    ``written`` are questions that were written on articles, and invented articles with theirs.
     """
 
     def __init__(self, corpus: Corpus, *, held_out: bool = False, written: Written | None = None) -> None:
@@ -69,7 +69,7 @@ class Library:
 
     def questioned(self, article: Article, r: Random) -> Passage:
         """An article as a passage with the questions that only training asks: on each sentence that was not cut off,
-        or, where somebody wrote questions on it, those and a few of the others."""
+        or, where questions were written on it, those and a few of the others."""
         passage = self.article(article, r)
         if article.title not in self._further:
             self._further[article.title] = tuple(asks_of(article, Random(article.title)))
@@ -96,7 +96,7 @@ class Library:
         return out
 
     def _pool(self, number: int, r: Random) -> Sequence[Article]:
-        """The articles to draw ``number`` from: those that somebody wrote questions on, all, or those of a topic."""
+        """The articles to draw ``number`` from: those with questions written on them, all, or those of a topic."""
         if r.random() < WRITTEN:
             read = self.invented if r.random() < INVENTED else self.read
             if len(read) >= number:

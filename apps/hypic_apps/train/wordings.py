@@ -1,4 +1,4 @@
-"""Further wordings, written out by hand and for training alone: ``relations/written.txt.bz2``.
+"""Further wordings, written one by one, for training alone: ``relations/written.txt.bz2``.
 
 A block begins with ``@kind [key]`` of a relation of ``schema.py``, or with ``@kind [key] value | noun`` of a new one;
 then come statements (``= ``), questions (``? ``) and questions for the subject (``~ ``), a line each.

@@ -1,4 +1,4 @@
-"""Questions on encyclopedia summaries as people ask them, written from reading, not by rules: ``questions/``.
+"""Questions on encyclopedia summaries, which the project's authors wrote from reading, not by rules: ``questions/``.
 
 They name a thing in other words than its article has, two thirds as one types them into a search engine. The answer is
 a literal part of the article. ``invented.txt.bz2`` holds articles too, on things of which people ask much and the
