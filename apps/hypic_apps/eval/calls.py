@@ -19,6 +19,7 @@ from hypic.types import Kind
 from hypic_apps.eval.items import Item
 from hypic_apps.eval.pool import FOLDER, Pool
 
+NAME = "S9"
 NUM_ITEMS = 400
 SEED = 20_269
 
@@ -102,7 +103,7 @@ def _item(pool: Pool, r: Random, number: int) -> Item:
     expected = {tool.given.argument: given, tool.remembered.argument: remembered, tool.rule.argument: tool.rule.value}
     answer = json.dumps({"name": tool.name, "arguments": expected, "rule": tool.rule.argument}, ensure_ascii=False)
     return Item(
-        set="S9",
+        set=NAME,
         number=number,
         passages=tuple(text for _, text, _ in parts),
         question=f"{tool.given.told(given)}\n\n{made.how}",

@@ -10,6 +10,7 @@ from hypic_apps.eval import real
 from hypic_apps.eval.items import Item
 from hypic_apps.eval.pool import Pool
 
+NAME = "S10"
 NUM_PASSAGES = 8
 NUM_ITEMS = 896
 
@@ -23,4 +24,4 @@ def rows(pool: Pool) -> list[real.Row]:
 
 def items(pool: Pool, number: int) -> list[Item]:
     """The first ``number`` items; item ``i`` depends on the pool and ``i`` alone."""
-    return real.drawn(rows(pool), "S10", NUM_PASSAGES, number)
+    return real.drawn(rows(pool), NAME, NUM_PASSAGES, number)

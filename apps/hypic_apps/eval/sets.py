@@ -165,7 +165,7 @@ SETS: Mapping[str, Set] = {
         Set("S8", "held-out articles by their description", "natural text", 700, "short", descriptions),
     )
 }
-CALLS, ASKED = "S9", "S10"
+CALLS, ASKED = calls.NAME, questions.NAME
 # The ninth set is for models whose chat template knows tools: it is run when asked for.
 DEFAULT = (*SETS, ASKED)
 NAMES = (*DEFAULT, CALLS)

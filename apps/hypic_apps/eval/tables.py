@@ -8,7 +8,7 @@ from hypic_apps.eval.arms import ARMS, FULL, MAIN
 from hypic_apps.eval.drift import DISTANCES, Drift
 from hypic_apps.eval.grading import PRIMARY
 from hypic_apps.eval.records import Record
-from hypic_apps.eval.sets import SETS
+from hypic_apps.eval.sets import CALLS, SETS
 from hypic_apps.eval.statistics import Interval, mean_of
 
 Key = tuple[str, str, str]
@@ -34,7 +34,7 @@ def by_key(records: Sequence[Record]) -> Mapping[Key, Record]:
 
 def primary(name: str) -> str:
     """The metric by which a set is told."""
-    return PRIMARY[SETS[name].form] if name in SETS else "tool" if name == "S9" else "exact_match"
+    return PRIMARY[SETS[name].form] if name in SETS else "tool" if name == CALLS else "exact_match"
 
 
 def _names(records: Sequence[Record], field: str) -> list[str]:
