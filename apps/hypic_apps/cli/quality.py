@@ -49,6 +49,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--data", metavar="FILE", help="real questions with gold passages, as JSON lines (.gz too): set S7")
     add_flag("--passages", type=positive, default=8, metavar="N", help="passages for each of --data (default: 8)")
     add_flag("--sweep", choices=("segments", "lengths"), help="one-hop items by number of passages, or their length")
+    add_flag("--value", action="append", type=positive, metavar="N",
+             help="only this number of passages, or of tokens each, of the sweep; may be repeated")  # fmt: skip
     add_flag("--drift", action="store_true", help="errors of states and hidden states, by layer")
     add_flag("--check", action="store_true", help="make every set and compare it with its hash; needs no model")
     add_flag("--system", metavar="TEXT", help="system text (default: none for the bundled model, else a short one)")
@@ -121,6 +123,8 @@ def _check_sets(args: argparse.Namespace) -> None:
         raise InputError(f"{unknown[0]!r} is no set; there are {', '.join(sets.NAMES)}, and S7 with --data FILE.")
     if args.skip and (args.sweep or args.drift or args.full or args.data):
         raise InputError(f"--skip {args.skip} is for --items of sets; leave out --sweep, --drift, --full and --data.")
+    if args.value and not args.sweep:
+        raise InputError(f"--value {args.value[0]} is of a sweep; name it with --sweep segments or --sweep lengths.")
     if args.sweep and not args.drift or args.full or (args.data and not args.set):
         return  # made to any number, all of them, or as many as a file has
     flag, number = ("--prompts", args.prompts) if args.drift else ("--items", args.items)
@@ -145,7 +149,7 @@ def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
         made = real.items(Path(args.data).expanduser(), args.passages, number)
         return {**{name: sets.of(name, pool.load(), number) for name in args.set or ()}, real.NAME: made}
     if args.sweep:
-        values = sets.SEGMENTS if args.sweep == "segments" else sets.LENGTHS
+        values = args.value or (sets.SEGMENTS if args.sweep == "segments" else sets.LENGTHS)
         return sets.sweep(args.sweep, values, pool.load(), args.items)
     return {name: sets.of(name, pool.load(), number)[args.skip :] for name in args.set or sets.DEFAULT}
 

@@ -82,6 +82,8 @@ def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytes
         (["--data", "nowhere.jsonl"], "cannot be read"),
         (["--show", "nowhere.json"], "'nowhere.json' cannot be read (No such file or directory); name"),
         (["--sweep", "tiers"], "tiers"),
+        (["--value", "8"], "--value 8 is of a sweep; name it with --sweep segments or --sweep lengths."),
+        (["--sweep", "segments", "--value", "0"], "'0'"),
         (["--set", "S8", "--skip", "699", "--items", "2"], "--items is 2 and --skip 699, but S8 holds 700 items; pass"),
         (["--set", "S8", "--skip", "700"], "leaves nothing of S8, which holds 700 items; pass --skip 699 or"),
         (["--set", "S1", "--set", "S9", "--skip", "400"], "--skip 400 leaves nothing of S9, which holds 400"),
@@ -109,6 +111,18 @@ def test_as_many_items_as_the_largest_set_holds_are_taken(
     arguments = ["eval", "--set", "S1", "--set", "S6", "--items", "2000", "--model", "/nowhere/at/all"]
     assert main(arguments) == 2
     assert asked == [2000, 2000] and "/nowhere/at/all" in one_sentence(capsys.readouterr().err)
+
+
+def test_a_sweep_asks_the_values_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[int]] = {}
+
+    def quality(*args: Any) -> tuple[dict[str, Any], list[str]]:
+        asked.update({name: [len(item.passages) for item in items] for name, items in args[3].items()})
+        return {}, []
+
+    monkeypatch.setattr("hypic_apps.cli.quality._quality", quality)
+    assert main(["eval", "--sweep", "segments", "--value", "8", "--value", "3", "--items", "2"]) == 0
+    assert asked == {"S1 segments 8": [8, 8], "S1 segments 3": [3, 3]}
 
 
 def test_what_is_skipped_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
