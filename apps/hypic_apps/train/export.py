@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -57,10 +56,13 @@ def load(folder: Path) -> Trainee:
         FileNotFoundError: the folder holds no ``config.json``.
         ValueError: its model type is not one that is trained here.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    model = Trainee(shape_of(config))
+    model = Trainee(_shape(folder))
     model.restore(tensors_of(folder))
     return model
+
+
+def _shape(folder: Path) -> Architecture:
+    return shape_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def average(first: Path, second: Path, share: float, out: Path) -> int:
@@ -72,7 +74,9 @@ def average(first: Path, second: Path, share: float, out: Path) -> int:
         ValueError: a folder holds no exported model, the two hold different ones, or ``out`` is one of them.
     """
     _check_averaged(first, second, out)
-    model, others, own = load(first), tensors_of(second), tensors_of(first)
+    model, own, others = Trainee(_shape(first)), tensors_of(first), tensors_of(second)
+    if _shape(second) != model.shape or {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in others.items()}:
+        raise ValueError(f"{first} and {second} hold different models; average two of one shape.")
     model.restore({name: torch.lerp(own[name].float(), others[name].float(), share) for name in own})
     size = export(model, first if (first / "tokenizer.json").is_file() else None, out)
     told = first / "evaluation.json"
@@ -88,14 +92,6 @@ def _check_averaged(first: Path, second: Path, out: Path) -> None:
             raise ValueError(f"{str(folder)!r} holds no exported model; name a folder with config.json and weights.")
         if out.resolve() == folder.resolve():
             raise ValueError(f"{str(out)!r} is one of the two that are averaged; name another folder with --out.")
-    if _described(first) != _described(second):
-        raise ValueError(f"{first} and {second} hold different models; average two of one shape.")
-
-
-def _described(folder: Path) -> tuple[Architecture, Mapping[str, torch.Size]]:
-    """The shape that an exported folder's configuration tells, and those of its tensors."""
-    shape = shape_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    return shape, {name: tensor.shape for name, tensor in tensors_of(folder).items()}
 
 
 def _write_shards(tensors: dict[str, Tensor], size: int, folder: Path) -> None:

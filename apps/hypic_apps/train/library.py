@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from random import Random
 
 from hypic_apps.train.corpus import Article, Corpus
@@ -48,9 +49,15 @@ class Library:
         self.written = written.asks if written else {}
         self.invented = written.articles if written else ()
         self.read = (*(a for a in self.articles if a.title in self.written), *self.invented)
-        self.renamer = Renamer(Names.of_split(corpus, "train"), (g.word for g in corpus.glosses if g.word.islower()))
+        self._corpus = corpus
         self._asks: dict[str, tuple[Ask, ...]] = {}
         self._further: dict[str, Sequence[tuple[str, Ask]]] = {}
+
+    @cached_property
+    def renamer(self) -> Renamer:
+        """Made when first asked for: only training tells articles under other names."""
+        common = (gloss.word for gloss in self.glosses if gloss.word.islower())
+        return Renamer(Names.of_split(self._corpus, "train"), common)
 
     def article(self, article: Article, r: Random) -> Passage:
         """An article as a passage; its pairs are found once."""

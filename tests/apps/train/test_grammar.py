@@ -14,7 +14,8 @@ from hypic_apps.train.frames import NOUN_ASKED, filled
 from hypic_apps.train.grammar import FOLDER, Phrases, enriched, kept_back, parsed, plain, verb, wordings
 from hypic_apps.train.invented import Inventor
 from hypic_apps.train.names import MAKERS
-from hypic_apps.train.schema import Relation, Schema
+from hypic_apps.train.passages import label
+from hypic_apps.train.schema import Relation, Schema, Split
 from hypic_apps.train.thesaurus import Entry, Thesaurus
 from hypic_apps.train.words import article, is_regular, past, present_participle, third
 
@@ -42,6 +43,14 @@ def test_every_trained_relation_has_phrases_and_held_out_ones_have_none(relation
             assert bool(richer.more_said and richer.more_asked) == (not relation.held_out)
     known = {(kind, x.key) for kind, found in relations.items() for x in found if not x.held_out}
     assert {place for place, _ in parsed(FOLDER / "known.txt")} == known
+
+
+def test_cards_call_facts_by_other_nouns_in_training_alone(more: Schema) -> None:
+    founder = next(x for x in more["company"] if x.key == "founder")
+    splits: tuple[Split, Split] = ("train", "test")
+    trained, measured = ({label(founder, split, Random(seed)) for seed in range(400)} for split in splits)
+    assert measured == {founder.noun}
+    assert trained == {founder.noun, *founder.nouns} and len(trained) > 2
 
 
 def test_no_wording_that_is_kept_for_measuring_is_made(more: Schema) -> None:
