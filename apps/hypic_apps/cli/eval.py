@@ -46,7 +46,7 @@ def add(commands: Subparsers[Parser]) -> None:
     parser.add_argument("--family", action="append", metavar="TYPE", help="only this model type; may be repeated")
     parser.add_argument("--prompts", type=positive, default=4, metavar="N",
                         help="prompts of --algebra and --drift to average (default: 4)")  # fmt: skip
-    parser.add_argument("--save", metavar="FILE", help="write the result as JSON too")
+    parser.add_argument("--save", metavar="FILE", help="write the result as JSON too, compressed if FILE ends in .xz")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_options(parser, policy=False)
     parser.set_defaults(run=run)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hypic.errors import ConfigError
+from hypic_apps.cli.whole_file import read_whole
 from hypic_apps.eval import tables
 from hypic_apps.eval.arms import MAIN
 from hypic_apps.eval.drift import Drift, Layer
@@ -88,7 +89,7 @@ def saved(path: Path) -> Mapping[str, Any]:
         ConfigError: it cannot be read, or holds no records of a model.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_whole(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{str(path)!r} cannot be read ({reason}); name a file that --save wrote.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from hypic.errors import ConfigError
 from hypic_apps.cli.main import main
+from hypic_apps.cli.whole_file import write_whole
 from hypic_apps.eval import pages, plot, tables
 from hypic_apps.eval.drift import Drift, Layer
 from hypic_apps.eval.records import Record
@@ -95,6 +97,24 @@ def test_files_that_hold_no_results_or_no_page_are_refused(tmp_path: Path, capsy
     assert "holds other records than those of hypic eval" in capsys.readouterr().err
     assert main(["eval", "--fill", str(tmp_path / "page.md")]) != 0
     assert "it is no text in UTF-8; name a page." in capsys.readouterr().err
+
+
+def test_compressed_results_are_read_like_plain_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _written(tmp_path)
+    write_whole(tmp_path / "found.json.xz", found.read_text())
+    assert len((tmp_path / "found.json.xz").read_bytes()) < len(found.read_bytes()) / 2
+    shown = []
+    for name in ("found.json", "found.json.xz"):
+        assert main(["eval", "--show", str(tmp_path / name)]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] and "S5" in shown[0]
+
+
+@pytest.mark.parametrize("data", [b'{"records": []}', lzma.compress(b"{}")[:-4]], ids=["plain", "cut off"])
+def test_a_file_that_is_not_compressed_as_its_name_says_is_refused(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "found.json.xz").write_bytes(data)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        pages.saved(tmp_path / "found.json.xz")
 
 
 def test_every_table_can_be_made(tmp_path: Path) -> None:
