@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypic.checkpoints import is_bundled
-from hypic_apps.cli import findings
+from hypic_apps.cli import findings, primers
 from hypic_apps.cli.engine import device_of, model_folder
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.options import engine_settings
@@ -23,6 +23,7 @@ from hypic_apps.cli.parser import count, positive
 
 if TYPE_CHECKING:
     from hypic import EngineConfig
+    from hypic_apps.eval.arms import Arm
     from hypic_apps.eval.items import Item
     from hypic_apps.eval.measure import Plan
     from hypic_apps.eval.processes import About, Answering
@@ -42,6 +43,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--set", action="append", metavar="NAME", help="only this set (S1, S2-direct, ... S10); may be repeated")
     add_flag("--arm", action="append", metavar="NAME", help="only this arm beside full; may be repeated")
     add_flag("--knobs", action="store_true", help="also the arms that try to come closer to full recompute")
+    add_flag("--primer-file", action="append", metavar="FILE",
+             help="also the default policy behind this text, as the arm primer-NAME; may be repeated")  # fmt: skip
     add_flag("--items", type=positive, default=20, metavar="N", help="items of each set (default: 20)")
     add_flag("--skip", type=count, default=0, metavar="N",
              help="leave out the first N items of each set: tune on others than you report (default: 0)")  # fmt: skip
@@ -81,6 +84,9 @@ def run(args: argparse.Namespace) -> findings.Found:
     from hypic_apps.eval.processes import answering
 
     model_folder(args.model)
+    candidates = primers.chosen(args.primer_file or ())
+    if candidates and args.drift:
+        raise InputError("--primer-file is for answers; with --drift pass the text itself with --primer.")
     system = args.system if args.system is not None else "" if is_bundled(args.model) else SYSTEM
     if found is None:
         return _drift(args, arms, system)
@@ -88,7 +94,7 @@ def run(args: argparse.Namespace) -> findings.Found:
         with screen.working(screen.notes(), f"loading {args.model or 'the bundled model'}"):
             who = stack.enter_context(answering(args.model, _config(args), args.processes))
             about = who.about
-        return _quality(args, who, about, found, arms, system)
+        return _quality(args, who, about, found, arms, candidates, system)
 
 
 def _config(args: argparse.Namespace) -> EngineConfig:
@@ -170,13 +176,16 @@ def _quality(
     about: About,
     found: Mapping[str, Sequence[Item]],
     arms: Sequence[str],
+    candidates: Sequence[Arm],
     system: str,
 ) -> findings.Found:
     """Set by set; what is done is saved after each, and times are taken last, while nothing else runs."""
     from hypic_apps.eval.measure import Plan, timed
     from hypic_apps.eval.records import Measured, records
 
-    plans = {name: Plan(arms, system, args.timed, _at_once(args, about, items)) for name, items in found.items()}
+    plans = {
+        name: Plan(arms, system, args.timed, _at_once(args, about, items), candidates) for name, items in found.items()
+    }
     done: dict[str, Measured] = {}
 
     def result() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hypic.types import Kind, Policy, Prompt, Segment
 from hypic_apps.eval.items import Item
 
 SHORTEST = 32
+BEHIND = "primer-"
 CONTEXT_WORDS = 8
 FULL = "full"
 MAIN = "transition"  # the default policy; its exact match against full recompute is the comparison named in advance
@@ -22,13 +23,15 @@ Build = Callable[[Item, str], Prompt | None]
 
 @dataclass(frozen=True)
 class Arm:
-    """``company`` is how many prompts more than in full recompute run beside it; ``note`` says what it is."""
+    """``company`` is how many prompts more than in full recompute run beside it; ``note`` says what it is; ``primer``
+    is a text to encode segments behind instead of the model's own."""
 
     name: str
     policy: Policy
     note: str
     build: Build
     company: int = 0
+    primer: str | None = None
 
 
 def _segments(item: Item) -> list[Segment]:
@@ -147,3 +150,15 @@ _KNOBS = (
 ARMS: Mapping[str, Arm] = {arm.name: arm for arm in (*_CORE, *_KNOBS)}
 DEFAULT = tuple(arm.name for arm in _CORE)
 KNOBS = tuple(arm.name for arm in _KNOBS)
+
+
+def behind(name: str, primer: str) -> Arm:
+    """The default policy behind another primer, which goes by ``name``."""
+    return Arm(f"{BEHIND}{name}", CACHED, note(BEHIND), plain, primer=primer)
+
+
+def note(name: str) -> str:
+    """What an arm is; empty if it is not known here."""
+    if name.startswith(BEHIND):
+        return "the default behind another primer"
+    return ARMS[name].note if name in ARMS else ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypic.config import EngineConfig
 from hypic.engine import plan, primer, weights
 from hypic.engine.engine import Engine
 from hypic.engine.plan import Interior, Piece
-from hypic.engine.runner import StepResult
+from hypic.engine.runner import Runner, StepResult
 from hypic.engine.sampler import Choice, Likeliest
 from hypic.engine.shares import step_tokens
 from hypic.engine.task import Emission, Task, Vocabulary
@@ -99,22 +100,36 @@ class Subject:
             torch.set_num_threads(config.threads)
         folder = bundled() if model is None or is_bundled(model) else weights.locate(model)
         self.name, self.folder = BUNDLED if model is None else _name(model), Path(folder)
-        self.tokenizer = Tokenizer(folder)
-        self.runner = primer.load(folder, config)
-        tokens = self.tokenizer
+        self.tokenizer, self.config = Tokenizer(folder), config
+        self._ids = itertools.count()
+        self._pieces: dict[Prompt, Sequence[Piece]] = {}
+        self._behind: dict[str | None, Subject] = {None: self}
+        self._drive_by(primer.load(folder, config))
+
+    def _drive_by(self, runner: Runner) -> None:
+        self.runner, tokens, config = runner, self.tokenizer, self.config
         vocabulary = Vocabulary(
             tokens.decode, tokens.eos_ids, tokens.byte_ids, tokens.special_ids, dict(tokens.generation_defaults)
         )
-        self.engine = Driven(
-            self.runner,
-            vocabulary,
-            config.max_running,
-            step_tokens(config, self.runner.pool.device),
-            config.store_bytes,
-        )
+        most = step_tokens(config, runner.pool.device)
+        self.engine = Driven(runner, vocabulary, config.max_running, most, config.store_bytes)
         self.engine.noting = self.engine.sampler = Noting()
-        self._ids = itertools.count()
-        self._pieces: dict[Prompt, Sequence[Piece]] = {}
+
+    def behind(self, text: str | None) -> Subject:
+        """The same model in the same memory, with its segments encoded behind another primer, or for ``None`` the one
+        it was loaded with. The stores of all others are emptied: what they hold is of no use to it, and in its way.
+
+        Raises:
+            ConfigError: the primer cannot be encoded, or is too long.
+        """
+        if text not in self._behind:
+            other = copy(self)
+            other._drive_by(primer.primed(self.runner, primer.ids_of(self.folder, replace(self.config, primer=text))))
+            self._behind[text] = other
+        for key, other in self._behind.items():
+            if key != text:
+                other.engine.store.clear()
+        return self._behind[text]
 
     @property
     def num_parameters(self) -> int:
@@ -122,8 +137,9 @@ class Subject:
         return self.runner.weight_bytes // self.runner.pool.layout.dtype.itemsize
 
     def forget(self) -> None:
-        """Empties the store."""
-        self.engine.store.clear()
+        """Empties the store, those of the same model behind other primers too."""
+        for one in self._behind.values():
+            one.engine.store.clear()
         self._pieces.clear()
 
     def pieces(self, prompt: Prompt) -> Sequence[Piece]:

@@ -24,12 +24,19 @@ MOST_TOKENS = {"short": 48, "reasoned": 96, "long": 320, "refusal": 48, "call": 
 @dataclass(frozen=True)
 class Plan:
     """What is measured: arms by name, the system text, on how many items of each set the time is taken, and how many
-    items run in each other's company: 1 is best on a CPU, dozens are on a GPU."""
+    items run in each other's company: 1 is best on a CPU, dozens are on a GPU. ``candidates`` are arms of this plan
+    alone, behind primers that may replace the model's own."""
 
     arms: Sequence[str]
     system: str = ""
     num_timed: int = 0
     at_once: int = 1
+    candidates: Sequence[Arm] = ()
+
+    @property
+    def each(self) -> Sequence[Arm]:
+        """All arms."""
+        return [*(ARMS[name] for name in self.arms), *self.candidates]
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,8 @@ def perform(subject: Subject, unit: Unit, plan: Plan) -> Measured:
     subject.forget()
     if unit.is_timed:
         for number, item in enumerate(unit.items):
-            for arm in plan.arms:
-                _time(subject, item, ARMS[arm], plan.system, found, number)
+            for arm in plan.each:
+                _time(subject.behind(arm.primer), item, arm, plan.system, found, number)
         return found
     _block(subject, unit.items, plan, found)
     found.num_items = len(unit.items)
@@ -82,16 +89,19 @@ def _block(subject: Subject, block: Sequence[Item], plan: Plan, found: Measured)
     asks = [_ask(ARMS[FULL], item, plan.system, MOST_TOKENS[item.form]) for item in block]
     full = subject.answer([one for one in asks if one is not None])
     replies: dict[str, Mapping[int, Reply]] = {FULL: dict(enumerate(full))}
-    for together in _apart([ARMS[name] for name in plan.arms if name != FULL]):
-        replies |= _answers(subject, together, block, plan.system, full)
-    for arm in plan.arms:
-        _mark(found, arm, block, replies[arm], full)
+    for together in _apart([arm for arm in plan.each if arm.name != FULL]):
+        replies |= _answers(subject.behind(together[0].primer), together, block, plan.system, full)
+    for arm in plan.each:
+        _mark(found, arm.name, block, replies[arm.name], full)
 
 
 def _apart(arms: Sequence[Arm]) -> Iterable[Sequence[Arm]]:
-    """Arms whose steps can be recorded, and those whose cannot: one row of these would hold up all others."""
-    kinds = ([arm for arm in arms if arm.policy.rotate], [arm for arm in arms if not arm.policy.rotate])
-    return [kind for kind in kinds if kind]
+    """Arms behind one primer whose steps can be recorded, and those whose cannot: one row of these would hold up all
+    others."""
+    kinds: dict[tuple[str | None, bool], list[Arm]] = {}
+    for arm in arms:
+        kinds.setdefault((arm.primer, arm.policy.rotate), []).append(arm)
+    return list(kinds.values())
 
 
 def _ask(arm: Arm, item: Item, system: str, most: int, full: Reply | None = None) -> Ask | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hypic_apps.eval.arms import ARMS, FULL, MAIN
+from hypic_apps.eval.arms import FULL, MAIN, note
 from hypic_apps.eval.drift import DISTANCES, Drift
 from hypic_apps.eval.grading import PRIMARY
 from hypic_apps.eval.records import Record
@@ -93,7 +93,7 @@ def likeness(records: Sequence[Record]) -> list[str]:
         cells += ["" if kept is None else f"{kept / 2**20:.1f} MiB"]
         cells += ["" if means["ttft_s"] is None else f"{1000 * means['ttft_s']:.0f} ms"]
         cells += ["" if not full_s or floor_s is None else _percent(floor_s / full_s)]
-        rows[arm] = [*cells, ARMS[arm].note if arm in ARMS else ""]
+        rows[arm] = [*cells, note(arm)]
     return _filled("arm", [*heads, "what it is"], rows)
 
 

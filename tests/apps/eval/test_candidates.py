@@ -1,0 +1,91 @@
+"""Candidates for a primer: each is measured as the model behind it would be, and none leaves anything to the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hypic.config import EngineConfig
+from hypic_apps.cli.main import main
+from hypic_apps.eval import measure
+from hypic_apps.eval.arms import CACHED, behind, plain
+from hypic_apps.eval.driver import Ask, Subject
+from hypic_apps.eval.items import Item
+from hypic_apps.eval.records import records
+from tests.apps.commands import one_sentence
+from tests.apps.eval.conftest import SETTINGS, passage
+from tests.apps.eval.test_command import ENGINE
+
+ONE, OTHER = f"{passage(11)}\n\n{passage(12)}", passage(13)
+
+
+def _values(subject: Subject, item: Item, arms: tuple[str, ...], **candidates: str) -> dict[str, dict[str, float]]:
+    """What is measured, but for times and what is made of this machine's, by arm."""
+    made = [behind(name, text) for name, text in candidates.items()]
+    found = measure.measure(subject, "T", [item, item], measure.Plan(arms, "", 1, candidates=made))
+    out: dict[str, dict[str, float]] = {}
+    for r in records("tiny", found):
+        if r.metric not in ("ttft_s", "floor_s"):
+            out.setdefault(r.arm, {})[r.metric] = r.value
+    return out
+
+
+def test_a_candidate_is_measured_as_the_model_behind_it(folder: Path, item: Item) -> None:
+    """Beside others and in one memory, as when the model was loaded with it; the control is another text."""
+    own = _values(Subject(str(folder), EngineConfig.of(**SETTINGS, primer=ONE)), item, ("full", "transition"))
+    found = _values(
+        Subject(str(folder), EngineConfig.of(**SETTINGS)), item, ("full", "transition"), b=OTHER, a=ONE, c=OTHER + "."
+    )
+    assert found["primer-a"] == pytest.approx(own["transition"], abs=1e-12)
+    for other in ("transition", "primer-b", "primer-c"):
+        assert abs(found[other]["kl"] - own["transition"]["kl"]) > 1e-10, other
+    alone = _values(Subject(str(folder), EngineConfig.of(**SETTINGS)), item, ("full", "transition"))
+    assert found["transition"] == pytest.approx(alone["transition"], abs=1e-12)
+    assert found["primer-b"] != found["primer-c"]
+
+
+def test_who_is_turned_to_finds_the_memory_free(folder: Path, item: Item) -> None:
+    subject = Subject(str(folder), EngineConfig.of(**SETTINGS))
+    other = subject.behind(ONE)
+    assert subject.behind(ONE) is other and other.behind(None) is subject and other.runner.pool is subject.runner.pool
+    for who in (subject, other, subject):
+        turned = who.behind(None if who is subject else ONE)
+        turned.answer([Ask(plain(item, ""), CACHED, 2)])
+        idle = other if turned is subject else subject
+        assert list(turned.engine.store) and not list(idle.engine.store)
+    other.forget()
+    assert not list(subject.engine.store)
+
+
+def test_files_are_arms(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "short.txt").write_text(OTHER + "\n", encoding="utf-8")
+    (tmp_path / "long.txt").write_text(ONE, encoding="utf-8")
+    arguments = ["eval", "--set", "S8", "--items", "1", "--timed", "1", "--arm", "transition", "--model", str(folder)]
+    arguments += [f"--primer-file={tmp_path / name}" for name in ("short.txt", "long.txt")]
+    assert main([*arguments, *ENGINE, "--save", str(tmp_path / "found.json.xz")]) == 0
+    assert "the default behind another primer" in capsys.readouterr().out
+    assert main(["eval", "--show", str(tmp_path / "found.json.xz"), "--json"]) == 0
+    arms = {r["arm"] for r in json.loads(capsys.readouterr().out)["records"]}
+    assert arms == {"full", "transition", "primer-short", "primer-long"}
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "told"),
+    [
+        (["a/x.txt", "x.txt"], [], "two files of --primer-file are named 'x'; arms go by that name, so rename one."),
+        (["none.txt"], [], "none.txt' cannot be read (No such file or directory); name a text file."),
+        (["bytes.txt"], [], "bytes.txt' cannot be read (it is no text in UTF-8); name a text file."),
+        (["empty.txt"], [], "empty.txt' is empty; name a file with a primer in it"),
+        (["x.txt"], ["--drift"], "--primer-file is for answers; with --drift pass the text itself with --primer."),
+    ],
+)
+def test_what_is_refused(
+    files: list[str], more: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").mkdir()
+    for name, data in (("a/x.txt", b"A"), ("x.txt", b"B"), ("bytes.txt", b"\xff\xfe"), ("empty.txt", b" \n")):
+        (tmp_path / name).write_bytes(data)
+    assert main(["eval", *more, *(f"--primer-file={tmp_path / name}" for name in files)]) == 2
+    assert told in one_sentence(capsys.readouterr().err)
