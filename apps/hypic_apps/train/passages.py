@@ -12,6 +12,7 @@ from random import Random
 
 from hypic_apps.train.frames import FRAMES, TAILS
 from hypic_apps.train.schema import Relation, Split
+from hypic_apps.train.words import article
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,20 @@ def capitalise(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def state(fact: Fact, subject: str, template: str) -> str:
+def state(fact: Fact, subject: str, template: str, split: Split) -> str:
     """The sentence in which ``template`` states the fact of ``subject``, a name or a pronoun."""
     if subject != fact.subject:
         template = WITHOUT_ARTICLE.sub("{s}", template)
-    return capitalise(template.replace("{o}", fact.value).replace("{s}", subject))
+    return capitalise(filled(filled(template, "{o}", fact.value, split), "{s}", subject, split))
+
+
+def filled(template: str, place: str, name: str, split: Split) -> str:
+    """The template with a name in its place; in training the article before it is as its sound asks (what is kept for
+    measuring is frozen as it was)."""
+    if split == "train":
+        before = re.compile(rf"\b([aA])n? {re.escape(place)}")
+        template = before.sub(rf"\1{article(name.lower())[1:]} {place}", template)
+    return template.replace(place, name)
 
 
 # Words that carry the grammar of a sentence; all others may be exchanged.
@@ -162,7 +172,7 @@ def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -
             template = exchanged(template, r, EXCHANGED_QUESTIONS)
     if impersonal:
         template = re.sub(r" (?:of|at|for|from) \{s\}", "", template).replace("{s}", "the company")
-    return template.replace("{s}", fact.subject)
+    return filled(template, "{s}", fact.subject, split)
 
 
 def ask(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> Ask:
@@ -226,7 +236,7 @@ def sentences(facts: Sequence[Fact], split: Split, r: Random, *, impersonal: boo
         if impersonal and fact.kind == "handbook" and (out or r.random() < 0.5):
             template = re.sub(r",? (?:of|at|from) \{s\},?", "", template).replace("At {s}, ", "")
             subject = "the company"
-        out.append(state(fact, subject, template))
+        out.append(state(fact, subject, template, split))
     return out
 
 
@@ -281,8 +291,9 @@ def _bullets(facts: Sequence[Fact], split: Split, r: Random) -> str:
 def _dialogue(facts: Sequence[Fact], split: Split, r: Random) -> str:
     ask_mark, answer_mark = r.choice([("Q: ", "A: "), ("", ""), ("Question: ", "Answer: ")])
     pairs = (
-        f"{ask_mark}{question(f, split, r)}\n{answer_mark}{state(f, f.subject, r.choice(f.relation.said(split)))}"
-        for f in facts
+        f"{ask_mark}{question(fact, split, r)}\n"
+        f"{answer_mark}{state(fact, fact.subject, r.choice(fact.relation.said(split)), split)}"
+        for fact in facts
     )
     return "\n".join(pairs)
 

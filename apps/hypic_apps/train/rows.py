@@ -47,7 +47,7 @@ FULL = {
     "world": 5.5, "natural": 2.4, "mixed": 2.0, "text": 0.3, "updates": 0.7, "documents": 0.9, "lists": 0.9,
 }  # fmt: skip
 # Of the rules and wordings by which rows are made; the bundled model's card says which one it was trained on.
-DATA_VERSION = 8
+DATA_VERSION = 9
 # How much a token of a long answer counts: reasoning lines and the like are easier to learn than short answers. Of
 # sentences that are copied every token counts, or the model loses its place in long ones; which passage comes next is
 # decided where an item begins, and at the end whether one comes at all. Passages count little: nothing foretells most

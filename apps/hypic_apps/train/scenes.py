@@ -70,7 +70,7 @@ def _document(world: World, kind: str, pieces: tuple[int, int]) -> list[Passage]
 
 
 def _without_name(fact: Fact, world: World, r: Random) -> str:
-    return state(fact, DESCRIPTIONS[fact.kind], said(fact.relation, world.split, r))
+    return state(fact, DESCRIPTIONS[fact.kind], said(fact.relation, world.split, r), world.split)
 
 
 def _filler(world: World, low: int, high: int) -> str:

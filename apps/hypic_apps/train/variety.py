@@ -24,7 +24,7 @@ INVENTED, BRIDGED = 0.3, 0.5
 RIVALS, ROSTERS, MENTIONED, FURTHER = 0.3, 0.08, 0.08, 0.25
 # Of near misses, those of a kind of value that the thing has: as a rule, they would teach to refuse whatever is told in
 # unknown words. Of plain ones of a kind of value that it has none of, those that are asked.
-NEAREST, VALUELESS = 0.2, 0.5
+NEAREST, VALUELESS = 0.12, 0.5
 # Relations of which another thing's passage may tell, so their absence cannot be asked for.
 IMPLIED = frozenset({"spouse", "country", "lifespan", "birth_year", "death_year", "twin", "role"})
 UNINVENTED = ("task", "handbook", "meeting", "rules")

@@ -50,8 +50,8 @@ def plural(noun: str) -> str:
 
 
 def article(word: str) -> str:
-    """``a`` or ``an``, by the letter the word begins with."""
-    return "an" if re.match(r"(?!uni|use|usu|eu|one)[aeiou]|hour|honou?r|heir", word) else "a"
+    """``a`` or ``an``, by the letter or the number the word begins with."""
+    return "an" if re.match(r"(?!uni|use|usu|eu|one)[aeiou]|hour|honou?r|heir|8|1[18](?!\d)", word) else "a"
 
 
 def _doubled(verb: str) -> str:

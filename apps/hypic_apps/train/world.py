@@ -23,6 +23,7 @@ from hypic_apps.train.passages import (
     ask,
     asked,
     capitalise,
+    filled,
     named,
     sentences,
     write,
@@ -191,7 +192,12 @@ class World:
         counts = Counter((f.relation.key, f.value) for f in self.facts)
         told = [f for f in self.facts if f.relation.reverse and counts[f.relation.key, f.value] == 1]
         return [
-            Ask("reverse", self.r.choice(f.relation.asked_back(self.split)).replace("{o}", f.value), f.subject, (f,))
+            Ask(
+                "reverse",
+                filled(self.r.choice(f.relation.asked_back(self.split)), "{o}", f.value, self.split),
+                f.subject,
+                (f,),
+            )
             for f in told
         ]
 
@@ -202,7 +208,7 @@ class World:
         return [
             *backwards[: 1 + number // 12],
             *self.unstated_asks(self.r.randint(0, 1 + number // 20)),
-            *self.lacked_asks(number // 18),
+            *self.lacked_asks(number // 21),
             *self.unknown_asks(self.r.randint(0, 1 + number // 40)),
             *self.two_hop_asks(2 + number // 3),
         ]
@@ -215,7 +221,7 @@ class World:
                 sorted({f.kind for f in self.facts if f.kind not in ("task", "handbook")} or {"person"})
             )
             relation = self.r.choice(self.relations(kind))
-            named = asked(relation, self.split, self.r).replace("{s}", self.name(kind))
+            named = filled(asked(relation, self.split, self.r), "{s}", self.name(kind), self.split)
             out.append(Ask("none", named, NOT_STATED))
         return out
 
@@ -227,7 +233,7 @@ class World:
         near = ((subject, self.r.choice(x)) for (_, subject), x in zip(subjects, found, strict=True) if x)
         worth = ((subject, x) for subject, x in near if variety.is_worth_asking(self, subject, x))
         return [
-            Ask("none", self.r.choice(x.asked(self.split)).replace("{s}", subject), NOT_STATED)
+            Ask("none", filled(self.r.choice(x.asked(self.split)), "{s}", subject, self.split), NOT_STATED)
             for subject, x in itertools.islice(worth, number)
         ]
 
@@ -246,7 +252,7 @@ class World:
                 missing = variety.missing(self, kind, subject, missing)
             if missing:
                 template = asked(self.r.choice(missing), self.split, self.r)
-                out.append(Ask("none", template.replace("{s}", subject), NOT_STATED))
+                out.append(Ask("none", filled(template, "{s}", subject, self.split), NOT_STATED))
         return out
 
     def two_hop_asks(self, number: int) -> list[Ask]:

@@ -9,7 +9,7 @@ import pytest
 
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.names import MAKERS, Names
-from hypic_apps.train.passages import PRONOUNS
+from hypic_apps.train.passages import PRONOUNS, filled
 from hypic_apps.train.requests import FACTS, LISTS
 from hypic_apps.train.scenes import documents, key_facts, updates, wording
 from hypic_apps.train.schema import Schema, Split
@@ -127,6 +127,22 @@ def test_invented_relations_are_asked_in_the_words_they_are_told_in(corpus: Corp
 def test_words_are_inflected() -> None:
     assert [past(v) for v in ("carry", "bake", "play", "ask")] == ["carried", "baked", "played", "asked"]
     assert [plural(n) for n in ("box", "city", "day", "mill")] == ["boxes", "cities", "days", "mills"]
+
+
+@pytest.mark.parametrize(
+    ("template", "name", "expected"),
+    [
+        ("Ada is a {o} by trade.", "engineer", "Ada is an engineer by trade."),
+        ("An {o} is Ada.", "Banker", "A Banker is Ada."),
+        ("A {o} it was, an {o}.", "Elorano", "An Elorano it was, an Elorano."),
+        ("a {o} lift", "8-person", "an 8-person lift"),
+        ("a {o} bus", "180-seat", "a 180-seat bus"),
+        ("The data {o} and Ma {o}", "eel", "The data eel and Ma eel"),
+    ],
+)
+def test_articles_fit_the_names_behind_them(template: str, name: str, expected: str) -> None:
+    assert filled(template, "{o}", name, "train") == expected
+    assert filled(template, "{o}", name, "test") == template.replace("{o}", name)
 
 
 def test_reasoning_states_both_facts_before_it_answers(corpus: Corpus, relations: Schema) -> None:

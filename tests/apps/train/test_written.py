@@ -39,12 +39,10 @@ def test_no_written_question_is_about_what_is_held_out_and_none_to_measure_with_
         assert all(ask.answer.lower() not in ask.question.lower() for ask in asks)
 
 
-def test_few_questions_to_measure_with_are_asked_in_training_of_another_article() -> None:
+def test_no_question_to_measure_with_is_asked_in_training_not_even_of_another_article() -> None:
     kept = {_bare(ask) for asks in written.load(pool.FOLDER / pool.QUESTIONS).asks.values() for ask in asks}
     trained = {_bare(ask) for asks in written.both().asks.values() for ask in asks}
-    # The article on the writer answers them too, or that on the country; eval/README.md tells of them.
-    told = {"who wrote in search of lost time", "who wrote madame bovary", "what is the capital of burkina faso"}
-    assert kept & trained == told
+    assert len(kept) > 800 and len(trained) > 10_000 and not kept & trained
 
 
 def _bare(ask: Ask) -> str:
