@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypic.checkpoints import is_bundled
-from hypic_apps.cli import findings, primers
+from hypic_apps.cli import asked, findings, primers
 from hypic_apps.cli.engine import device_of, model_folder
 from hypic_apps.cli.errors import InputError
 from hypic_apps.cli.options import engine_settings
@@ -54,6 +54,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_flag("--sweep", choices=("segments", "lengths"), help="one-hop items by number of passages, or their length")
     add_flag("--value", action="append", type=positive, metavar="N",
              help="only this number of passages, or of tokens each, of the sweep; may be repeated")  # fmt: skip
+    add_flag("--by-place", action="store_true",
+             help="each set by the place of the passage that has the answer, where it is one passage")  # fmt: skip
     add_flag("--drift", action="store_true", help="errors of states and hidden states, by layer")
     add_flag("--check", action="store_true", help="make every set and compare it with its hash; needs no model")
     add_flag("--system", metavar="TEXT", help="system text (default: none for the bundled model, else a short one)")
@@ -78,8 +80,8 @@ def run(args: argparse.Namespace) -> findings.Found:
         return findings.shown(args.show, args.set or (), args.plot)
     if args.fill:
         return findings.filled(args.fill)
-    _check_sets(args)
-    arms, found = _arms(args), None if args.drift else _items(args)
+    asked.check(args)
+    arms, found = _arms(args), None if args.drift else asked.items(args)
     from hypic_apps.cli import screen
     from hypic_apps.eval.processes import answering
 
@@ -118,46 +120,6 @@ def _arms(args: argparse.Namespace) -> list[str]:
         return list(args.arm or drift.ARM_NAMES)
     chosen = [FULL, *args.arm] if args.arm else list(DEFAULT)
     return list(dict.fromkeys([*chosen, *(KNOBS if args.knobs else ())]))
-
-
-def _check_sets(args: argparse.Namespace) -> None:
-    """The sets exist, and one of them at least holds as many items as are asked for; smaller ones are asked whole."""
-    from hypic_apps.eval import sets
-
-    unknown = [name for name in args.set or () if name not in sets.NAMES]
-    if unknown:
-        raise InputError(f"{unknown[0]!r} is no set; there are {', '.join(sets.NAMES)}, and S7 with --data FILE.")
-    if args.skip and (args.sweep or args.drift or args.full or args.data):
-        raise InputError(f"--skip {args.skip} is for --items of sets; leave out --sweep, --drift, --full and --data.")
-    if args.value and not args.sweep:
-        raise InputError(f"--value {args.value[0]} is of a sweep; name it with --sweep segments or --sweep lengths.")
-    if args.sweep and not args.drift or args.full or (args.data and not args.set):
-        return  # made to any number, all of them, or as many as a file has
-    flag, number = ("--prompts", args.prompts) if args.drift else ("--items", args.items)
-    names = (args.set or [findings.MAIN_SET])[:1] if args.drift else args.set or list(sets.DEFAULT)
-    most, largest = max((sets.size(name), name) for name in names)
-    least, smallest = min((sets.size(name), name) for name in names)
-    if args.skip >= least:
-        raise InputError(
-            f"--skip {args.skip} leaves nothing of {smallest}, which holds {least} items; pass --skip {least - 1} or "
-            "less, or name larger sets with --set."
-        )
-    if number + args.skip > most:
-        behind, room = (f" and --skip {args.skip}" if args.skip else ""), most - args.skip
-        raise InputError(f"{flag} is {number}{behind}, but {largest} holds {most} items; pass {flag} {room} or less.")
-
-
-def _items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
-    from hypic_apps.eval import pool, real, sets
-
-    number = None if args.full else args.skip + args.items
-    if args.data:
-        made = real.items(Path(args.data).expanduser(), args.passages, number)
-        return {**{name: sets.of(name, pool.load(), number) for name in args.set or ()}, real.NAME: made}
-    if args.sweep:
-        values = args.value or (sets.SEGMENTS if args.sweep == "segments" else sets.LENGTHS)
-        return sets.sweep(args.sweep, values, pool.load(), args.items)
-    return {name: sets.of(name, pool.load(), number)[args.skip :] for name in args.set or sets.DEFAULT}
 
 
 def _check() -> findings.Found:

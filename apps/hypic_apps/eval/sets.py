@@ -212,6 +212,16 @@ def sweep(what: str, values: Sequence[int], pool: Pool, number: int) -> dict[str
     return found
 
 
+def by_place(found: Mapping[str, Sequence[Item]]) -> dict[str, list[Item]]:
+    """The items of sets that rest on one passage each, as a set for every place where it stands, the first first."""
+    out: dict[str, list[Item]] = {}
+    for name, all_items in found.items():
+        resting = [item for item in all_items if len(item.gold) == 1]
+        for place in sorted({item.gold[0] for item in resting}):
+            out[f"{name} place {place + 1}"] = [item for item in resting if item.gold[0] == place]
+    return out
+
+
 SEGMENTS, LENGTHS = (4, 8, 16, 32, 64), (32, 64, 128, 256, 512, 1024)
 CHARACTERS_PER_TOKEN = 4
 

@@ -127,6 +127,16 @@ def test_descriptions_are_no_copies(made: dict[str, list[Item]]) -> None:
         assert described not in item.passages[item.gold[0]].lower()
 
 
+def test_items_by_the_place_of_their_one_passage() -> None:
+    found = {name: sets.of(name, pool.load(), 40) for name in ("S8", "S2-direct", "S6")}
+    placed = sets.by_place(found)
+    assert list(placed)[:8] == [f"S8 place {n}" for n in range(1, 9)] and not any("S2" in name for name in placed)
+    assert sum(len(items) for name, items in placed.items() if "S8" in name) == 40
+    for name, items in placed.items():
+        assert {item.gold for item in items} == {(int(name.split()[-1]) - 1,)}
+    assert sum(len(items) for name, items in placed.items() if "S6" in name) == sum(bool(i.gold) for i in found["S6"])
+
+
 def test_sweeps_have_the_numbers_and_lengths_they_name() -> None:
     by_number = sets.sweep("segments", (4, 64), pool.load(), 2)
     assert [len(item.passages) for items in by_number.values() for item in items] == [4, 4, 64, 64]
