@@ -30,7 +30,7 @@ def chosen(names: Sequence[str]) -> list[Arm]:
 
 def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = path.read_text(encoding="utf-8-sig").strip()  # a byte order mark is no text
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
         raise InputError(f"{str(path)!r} cannot be read ({reason}); name a text file.") from error

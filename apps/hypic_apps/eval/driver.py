@@ -122,13 +122,13 @@ class Subject:
         Raises:
             ConfigError: the primer cannot be encoded, or is too long.
         """
-        if text not in self._behind:
-            other = copy(self)
-            other._drive_by(primer.primed(self.runner, primer.ids_of(self.folder, replace(self.config, primer=text))))
-            self._behind[text] = other
         for key, other in self._behind.items():
             if key != text:
                 other.engine.store.clear()
+        if text not in self._behind:  # what is kept for good takes its place once the stores have left theirs
+            other = copy(self)
+            other._drive_by(primer.primed(self.runner, primer.ids_of(self.folder, replace(self.config, primer=text))))
+            self._behind[text] = other
         return self._behind[text]
 
     @property
@@ -230,7 +230,7 @@ class Subject:
         planned = plan.make(self.pieces(prompt), policy, self.runner.identity)
         interiors = [(span.start, span.stop) for span in planned.spans if isinstance(span, Interior)]
         load = floors.warm_load(interiors, len(planned.ids), self.runner.pool.layout)
-        return load.seconds(*self._limits)
+        return load.seconds(*self._behind[None]._limits)  # the device's, measured once for all primers
 
     @cached_property
     def _limits(self) -> tuple[floors.Counts, floors.Limits]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from hypic.errors import ConfigError
 from hypic_apps.eval.arms import ARMS, FULL, Arm
 from hypic_apps.eval.driver import Ask, Reply, Subject
 from hypic_apps.eval.grading import Mark, marks
@@ -77,7 +78,7 @@ def perform(subject: Subject, unit: Unit, plan: Plan) -> Measured:
     if unit.is_timed:
         for number, item in enumerate(unit.items):
             for arm in plan.each:
-                _time(subject.behind(arm.primer), item, arm, plan.system, found, number)
+                _time(_behind(subject, arm), item, arm, plan.system, found, number)
         return found
     _block(subject, unit.items, plan, found)
     found.num_items = len(unit.items)
@@ -90,9 +91,16 @@ def _block(subject: Subject, block: Sequence[Item], plan: Plan, found: Measured)
     full = subject.answer([one for one in asks if one is not None])
     replies: dict[str, Mapping[int, Reply]] = {FULL: dict(enumerate(full))}
     for together in _apart([arm for arm in plan.each if arm.name != FULL]):
-        replies |= _answers(subject.behind(together[0].primer), together, block, plan.system, full)
+        replies |= _answers(_behind(subject, together[0]), together, block, plan.system, full)
     for arm in plan.each:
         _mark(found, arm.name, block, replies[arm.name], full)
+
+
+def _behind(subject: Subject, arm: Arm) -> Subject:
+    try:
+        return subject.behind(arm.primer)
+    except ConfigError as error:
+        raise ConfigError(f"{arm.name}: {error}") from error
 
 
 def _apart(arms: Sequence[Arm]) -> Iterable[Sequence[Arm]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypic.config import EngineConfig
+from hypic_apps.bench import floors
 from hypic_apps.cli.main import main
 from hypic_apps.eval import measure
 from hypic_apps.eval.arms import CACHED, behind, plain
@@ -59,6 +60,26 @@ def test_who_is_turned_to_finds_the_memory_free(folder: Path, item: Item) -> Non
     assert not list(subject.engine.store)
 
 
+def test_a_store_that_fills_the_memory_makes_room_for_a_primer(folder: Path) -> None:
+    settings = {**SETTINGS, "memory": "8MiB", "max_context": 1024, "typical_segment_tokens": 32}
+    subject = Subject(str(folder), EngineConfig.of(**settings))
+    for number in range(12):
+        long = " ".join(passage(2 * number + n) for n in range(2))
+        subject.answer([Ask(plain(Item("T", 0, (long,), "Who?", ("x",)), ""), CACHED, 2)])
+    pool = subject.runner.pool
+    assert pool.free.pages < pool.pages_for(130), "the control: there is no room before"
+    behind_it = subject.behind(OTHER)
+    assert behind_it.runner.primer is not None and pool.free == pool.capacity
+
+
+def test_what_the_device_can_do_is_measured_once(folder: Path, item: Item, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, found = Subject(str(folder), EngineConfig.of(**SETTINGS)), []
+    sound = floors.measure
+    monkeypatch.setattr(floors, "measure", lambda *device: found.append(sound(*device)) or found[-1])
+    seconds = [subject.behind(text).floor_s(plain(item, ""), CACHED) for text in (ONE, OTHER, None)]
+    assert len(found) == 1 and min(seconds) > 0
+
+
 def test_files_are_arms(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "short.txt").write_text(OTHER + "\n", encoding="utf-8")
     (tmp_path / "long.txt").write_text(ONE, encoding="utf-8")
@@ -71,9 +92,22 @@ def test_files_are_arms(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert arms == {"full", "transition", "primer-short", "primer-long"}
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_arm_whose_primer_is_too_long_is_named(
+    processes: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("short", OTHER), ("long", "\n\n".join(map(passage, range(40))))):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    arguments = ["eval", "--set", "S8", "--items", "1", "--arm", "transition", "--model", str(folder), *ENGINE]
+    files = [f"--primer-file={tmp_path / name}.txt" for name in ("short", "long")]
+    assert main([*arguments, *files, "--processes", processes]) == 2
+    assert "primer-long: the primer has " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("files", "more", "told"),
     [
+        (["mark.txt"], [], "mark.txt' is empty; name a file with a primer in it"),
         (["a/x.txt", "x.txt"], [], "two files of --primer-file are named 'x'; arms go by that name, so rename one."),
         (["none.txt"], [], "none.txt' cannot be read (No such file or directory); name a text file."),
         (["bytes.txt"], [], "bytes.txt' cannot be read (it is no text in UTF-8); name a text file."),
@@ -85,7 +119,8 @@ def test_what_is_refused(
     files: list[str], more: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a").mkdir()
-    for name, data in (("a/x.txt", b"A"), ("x.txt", b"B"), ("bytes.txt", b"\xff\xfe"), ("empty.txt", b" \n")):
+    for name, data in (("a/x.txt", b"A"), ("x.txt", b"B"), ("bytes.txt", b"\xff\xfe"), ("empty.txt", b" \n"),
+                       ("mark.txt", b"\xef\xbb\xbf")):  # fmt: skip
         (tmp_path / name).write_bytes(data)
     assert main(["eval", *more, *(f"--primer-file={tmp_path / name}" for name in files)]) == 2
     assert told in one_sentence(capsys.readouterr().err)
