@@ -47,7 +47,7 @@ def items(args: argparse.Namespace) -> Mapping[str, list[Item]]:
     """The items by set, or with ``--by-place`` by set and place of the passage that has the answer.
 
     Raises:
-        InputError: no item rests on one passage.
+        InputError: a set has no item that rests on one passage.
         ConfigError: the file of ``--data`` cannot be used.
     """
     found = _found(args)
@@ -70,7 +70,9 @@ def _found(args: argparse.Namespace) -> Mapping[str, list[Item]]:
 def _placed(found: Mapping[str, list[Item]]) -> Mapping[str, list[Item]]:
     from hypic_apps.eval import sets
 
-    placed = sets.by_place(found)
-    if not placed:
-        raise InputError(f"no item of {', '.join(found)} rests on one passage; leave out --by-place, or name S1 or S8.")
-    return placed
+    without = [name for name, items in found.items() if not sets.by_place({name: items})]
+    if without:
+        raise InputError(
+            f"no item of {', '.join(without)} rests on one passage; with --by-place name others with --set."
+        )
+    return sets.by_place(found)

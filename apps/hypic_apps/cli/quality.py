@@ -152,7 +152,8 @@ def _quality(
 
     def result() -> dict[str, Any]:
         made = [record for one in done.values() for record in records(about.name, one)]
-        return {**_as_json(args, about, made), "missing": [name for name in found if name not in done]}
+        texts = {"primers": {arm.name: arm.primer for arm in candidates}} if candidates else {}
+        return {**_as_json(args, about, made), **texts, "missing": [name for name in found if name not in done]}
 
     for name, measured in _by_set(who, found, plans):
         done[name] = measured

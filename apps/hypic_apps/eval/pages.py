@@ -50,6 +50,7 @@ class Results:
 TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "quality": lambda found: tables.quality(found.records),
     "gaps": lambda found: tables.gaps(found.records),
+    "divergences": lambda found: tables.divergences(found.records),
     "likeness": lambda found: tables.likeness(found.records),
     "others": lambda found: tables.others(found.records),
     "knobs": lambda found: tables.knobs(found.records),

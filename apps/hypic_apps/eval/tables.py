@@ -71,6 +71,14 @@ def gaps(records: Sequence[Record]) -> list[str]:
     return lines
 
 
+def divergences(records: Sequence[Record]) -> list[str]:
+    """Arms by sets: the divergence of next tokens from full recompute's, in nats."""
+    found, sets = by_key(records), _names(records, "set")
+    told = {arm: [found.get((name, arm, "kl")) for name in sets] for arm in _names(records, "arm")}
+    rows = {arm: [_small(None if r is None else r.value) for r in row] for arm, row in told.items() if any(row)}
+    return _filled("divergence from full", sets, rows)
+
+
 def apart(record: Record | None) -> Interval | None:
     """A record's gap to full recompute, if it has one."""
     if record is None or record.gap_to_full is None or record.gap_low is None or record.gap_high is None:

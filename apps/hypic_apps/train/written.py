@@ -2,7 +2,8 @@
 
 They name a thing in other words than its article has, two thirds as one types them into a search engine. The answer is
 a literal part of the article. ``invented.txt.bz2`` holds articles too, on things of which people ask much and the
-encyclopedia has little: series, songs, teams, offices, all invented, and in one of ten on a real thing, such as a bone.
+encyclopedia has little: series, songs, teams, offices, invented though often after real ones, and in one of ten on a
+real thing, such as a bone.
 """
 
 from __future__ import annotations

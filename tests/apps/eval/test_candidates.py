@@ -10,6 +10,7 @@ import pytest
 from hypic.config import EngineConfig
 from hypic_apps.bench import floors
 from hypic_apps.cli.main import main
+from hypic_apps.cli.whole_file import read_whole
 from hypic_apps.eval import measure
 from hypic_apps.eval.arms import CACHED, behind, plain
 from hypic_apps.eval.driver import Ask, Subject
@@ -87,6 +88,8 @@ def test_files_are_arms(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     arguments += [f"--primer-file={tmp_path / name}" for name in ("short.txt", "long.txt")]
     assert main([*arguments, *ENGINE, "--save", str(tmp_path / "found.json.xz")]) == 0
     assert "the default behind another primer" in capsys.readouterr().out
+    saved = json.loads(read_whole(tmp_path / "found.json.xz"))
+    assert saved["primers"] == {"primer-short": OTHER, "primer-long": ONE}
     assert main(["eval", "--show", str(tmp_path / "found.json.xz"), "--json"]) == 0
     arms = {r["arm"] for r in json.loads(capsys.readouterr().out)["records"]}
     assert arms == {"full", "transition", "primer-short", "primer-long"}

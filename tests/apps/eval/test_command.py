@@ -90,8 +90,12 @@ def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytes
         (["--set", "S10", "--items", "897"], "--items is 897, but S10 holds 896 items; pass --items 896 or less."),
         (["--skip", "500"], "leaves nothing of S4-list, which holds 500 items; pass --skip 499 or"),
         (["--skip", "-1"], "'-1'"),
+        (
+            ["--by-place", "--set", "S8", "--set", "S3"],
+            "no item of S3 rests on one passage; with --by-place name others",
+        ),
         (["--by-place", "--drift"], "--by-place groups answers; leave it out with --drift."),
-        (["--by-place", "--set", "S3"], "no item of S3 rests on one passage; leave out --by-place, or name S1 or S8."),
+        (["--by-place", "--set", "S3"], "no item of S3 rests on one passage; with --by-place name others with --set."),
         (["--skip", "5", "--full"], "--skip 5 is for --items of sets; leave out --sweep, --drift, --full and --data."),
     ],
 )

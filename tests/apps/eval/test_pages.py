@@ -36,6 +36,7 @@ RECORDS = [
     _record("S5", "transition", "run_share", 0.1),
     _record("S5", "seam-32", "exact_match", 0.82, -0.08),
     _record("S5", "seam-32", "run_share", 0.4),
+    _record("S5", "seam-32", "kl", 0.25),
     _record("S5", "edges-32", "exact_match", 0.81, -0.09),
     _record("S5", "edges-32", "run_share", 0.2),
 ]
@@ -122,6 +123,11 @@ def test_every_table_can_be_made(tmp_path: Path) -> None:
     for name in pages.TABLES:
         text = pages.filled(f"<!-- hypic eval: {name} found.json -->\n<!-- end -->", tmp_path)
         assert name == "others" or text.count("\n|") >= 2, name
+
+
+def test_divergences_are_told_of_arms_that_have_them() -> None:
+    head, _, *rows = tables.divergences([*RECORDS, Record("tiny", "S8", "seam-32", "kl", 0.00001, 100)])
+    assert head == "| divergence from full | S1 | S8 | S5 |" and rows == ["| `seam-32` |  | 1e-05 | 0.25 |"]
 
 
 def test_two_models_stand_side_by_side_on_every_set() -> None:
