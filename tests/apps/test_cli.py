@@ -251,6 +251,20 @@ def test_models_on_broken_files(
     assert expected in one_sentence(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["eval", "--primer-file", "~no-such-user/a.txt"],
+        ["eval", "--data", "~no-such-user/a.jsonl"],
+        ["ask", "Who?", "~no-such-user/a.txt"],
+    ],
+    ids=["primer", "data", "ask"],
+)
+def test_the_home_of_nobody_is_told_in_one_sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert one_sentence(capsys.readouterr().err).endswith("write the folder out.")
+
+
 # -- leaving ---------------------------------------------------------------------------------------------------------
 
 

@@ -14,11 +14,13 @@ from collections.abc import Callable, Sequence
 from hypic import __version__
 from hypic.errors import ConfigError, HypicError, PromptError, UnsupportedModel
 from hypic_apps.cli import app, ask, bench, cache, chat, compare, demo, eval, models, serve, warm
-from hypic_apps.cli.errors import CommandError
+from hypic_apps.cli.errors import CommandError, InputError
 from hypic_apps.cli.parser import Parser
 
 BAD_INPUT = (ConfigError, PromptError, UnsupportedModel)
 INTERRUPTED = 130
+# What pathlib says of a path such as "~nobody/file", wherever a command reads one.
+NO_HOME = "Could not determine home directory"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,6 +67,10 @@ def _run(argv: Sequence[str] | None) -> int:
         return _fail(error, error.exit_code)
     except HypicError as error:
         return _fail(error, 2 if isinstance(error, BAD_INPUT) else 1)
+    except RuntimeError as error:
+        if NO_HOME not in str(error):
+            raise
+        return _fail(InputError("a path begins with '~' and a name that no user here has; write the folder out."), 2)
 
 
 def _fail(error: Exception, code: int) -> int:
