@@ -143,6 +143,8 @@ def exchanged(template: str, r: Random, chance: float) -> str:
     content = [i for i, w in enumerate(words) if w.isalpha() and w.lower() not in GRAMMAR]
     for place in r.sample(content, min(len(content), r.randint(1, 2))):
         words[place] = made_up(r)
+        if place and words[place - 1].lower() == "an":  # no invented word begins with a vowel
+            words[place - 1] = words[place - 1][0]
     return " ".join(words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from random import Random
 
@@ -9,7 +10,7 @@ import pytest
 
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.names import MAKERS, Names
-from hypic_apps.train.passages import PRONOUNS, filled
+from hypic_apps.train.passages import PRONOUNS, exchanged, filled
 from hypic_apps.train.requests import FACTS, LISTS
 from hypic_apps.train.scenes import documents, key_facts, updates, wording
 from hypic_apps.train.schema import Schema, Split
@@ -143,6 +144,12 @@ def test_words_are_inflected() -> None:
 def test_articles_fit_the_names_behind_them(template: str, name: str, expected: str) -> None:
     assert filled(template, "{o}", name, "train") == expected
     assert filled(template, "{o}", name, "test") == template.replace("{o}", name)
+
+
+def test_articles_fit_invented_words_too() -> None:
+    made = [exchanged("An animal is an x.", Random(seed), 1.0) for seed in range(20)]
+    assert all(re.fullmatch(r"A [a-z]+ is an x\.", one) for one in made) and "An" not in " ".join(made)
+    assert exchanged("An animal is an x.", Random(1), 0.0) == "An animal is an x."
 
 
 def test_reasoning_states_both_facts_before_it_answers(corpus: Corpus, relations: Schema) -> None:
