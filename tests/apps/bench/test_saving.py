@@ -22,15 +22,15 @@ class Ended(BaseException):
 def test_what_was_saved_before_stays_until_the_new_one_is_whole(
     save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, sound = tmp_path / "folder" / "found.json", Path.write_text
+    path, sound = tmp_path / "folder" / "found.json", Path.write_bytes
     save(path, {"runs": [1]})
 
-    def ends_in_the_middle(self: Path, text: str, **options: Any) -> int:
-        sound(self, text[: len(text) // 2], **options)
+    def ends_in_the_middle(self: Path, data: bytes) -> int:
+        sound(self, data[: len(data) // 2])
         raise Ended
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", ends_in_the_middle)
+        patch.setattr(Path, "write_bytes", ends_in_the_middle)
         with pytest.raises(Ended):
             save(path, {"runs": [1, 2]})
     assert json.loads(path.read_text()) == {"runs": [1]}
