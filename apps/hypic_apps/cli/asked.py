@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def check(args: argparse.Namespace) -> None:
-    """The sets exist, and one of them at least holds as many items as are asked for; smaller ones are asked whole."""
+    """The sets exist, and one of them at least holds as many items as are asked for; smaller ones are asked whole.
+
+    Raises:
+        InputError: a set is unknown or too small, or flags do not go together.
+    """
     from hypic_apps.eval import sets
 
     unknown = [name for name in args.set or () if name not in sets.NAMES]

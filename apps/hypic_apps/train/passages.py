@@ -81,10 +81,10 @@ def state(fact: Fact, subject: str, template: str, split: Split) -> str:
     """The sentence in which ``template`` states the fact of ``subject``, a name or a pronoun."""
     if subject != fact.subject:
         template = WITHOUT_ARTICLE.sub("{s}", template)
-    return capitalise(filled(filled(template, "{o}", fact.value, split), "{s}", subject, split))
+    return capitalise(inserted(inserted(template, "{o}", fact.value, split), "{s}", subject, split))
 
 
-def filled(template: str, place: str, name: str, split: Split) -> str:
+def inserted(template: str, place: str, name: str, split: Split) -> str:
     """The template with a name in its place; in training the article before it is as its sound asks (what is kept for
     measuring is frozen as it was)."""
     if split == "train":
@@ -174,7 +174,7 @@ def question(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -
             template = exchanged(template, r, EXCHANGED_QUESTIONS)
     if impersonal:
         template = re.sub(r" (?:of|at|for|from) \{s\}", "", template).replace("{s}", "the company")
-    return filled(template, "{s}", fact.subject, split)
+    return inserted(template, "{s}", fact.subject, split)
 
 
 def ask(fact: Fact, split: Split, r: Random, *, impersonal: bool = False) -> Ask:

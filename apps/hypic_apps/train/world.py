@@ -23,7 +23,7 @@ from hypic_apps.train.passages import (
     ask,
     asked,
     capitalise,
-    filled,
+    inserted,
     named,
     sentences,
     write,
@@ -194,7 +194,7 @@ class World:
         return [
             Ask(
                 "reverse",
-                filled(self.r.choice(f.relation.asked_back(self.split)), "{o}", f.value, self.split),
+                inserted(self.r.choice(f.relation.asked_back(self.split)), "{o}", f.value, self.split),
                 f.subject,
                 (f,),
             )
@@ -221,7 +221,7 @@ class World:
                 sorted({f.kind for f in self.facts if f.kind not in ("task", "handbook")} or {"person"})
             )
             relation = self.r.choice(self.relations(kind))
-            named = filled(asked(relation, self.split, self.r), "{s}", self.name(kind), self.split)
+            named = inserted(asked(relation, self.split, self.r), "{s}", self.name(kind), self.split)
             out.append(Ask("none", named, NOT_STATED))
         return out
 
@@ -233,7 +233,7 @@ class World:
         near = ((subject, self.r.choice(x)) for (_, subject), x in zip(subjects, found, strict=True) if x)
         worth = ((subject, x) for subject, x in near if variety.is_worth_asking(self, subject, x))
         return [
-            Ask("none", filled(self.r.choice(x.asked(self.split)), "{s}", subject, self.split), NOT_STATED)
+            Ask("none", inserted(self.r.choice(x.asked(self.split)), "{s}", subject, self.split), NOT_STATED)
             for subject, x in itertools.islice(worth, number)
         ]
 
@@ -252,7 +252,7 @@ class World:
                 missing = variety.missing(self, kind, subject, missing)
             if missing:
                 template = asked(self.r.choice(missing), self.split, self.r)
-                out.append(Ask("none", filled(template, "{s}", subject, self.split), NOT_STATED))
+                out.append(Ask("none", inserted(template, "{s}", subject, self.split), NOT_STATED))
         return out
 
     def two_hop_asks(self, number: int) -> list[Ask]:

@@ -10,7 +10,7 @@ import pytest
 
 from hypic_apps.train.corpus import Corpus
 from hypic_apps.train.names import MAKERS, Names
-from hypic_apps.train.passages import PRONOUNS, exchanged, filled
+from hypic_apps.train.passages import PRONOUNS, exchanged, inserted
 from hypic_apps.train.requests import FACTS, LISTS
 from hypic_apps.train.scenes import documents, key_facts, updates, wording
 from hypic_apps.train.schema import Schema, Split
@@ -142,8 +142,8 @@ def test_words_are_inflected() -> None:
     ],
 )
 def test_articles_fit_the_names_behind_them(template: str, name: str, expected: str) -> None:
-    assert filled(template, "{o}", name, "train") == expected
-    assert filled(template, "{o}", name, "test") == template.replace("{o}", name)
+    assert inserted(template, "{o}", name, "train") == expected
+    assert inserted(template, "{o}", name, "test") == template.replace("{o}", name)
 
 
 def test_articles_fit_invented_words_too() -> None:
