@@ -40,6 +40,15 @@ def check_callable(name: str, given: object, wanted: str) -> None:
         raise ConfigError(f"{name} is {given!r:.60}; pass a function {wanted}, or leave it out.")
 
 
+def check_place(place: object) -> None:
+    """
+    Raises:
+        ConfigError: it is no number of segments.
+    """
+    if not isinstance(place, int) or isinstance(place, bool) or place < 0:
+        raise ConfigError(f"place is {place!r:.60}; pass how many segments stand before, 0 or more.")
+
+
 def check_forgetful(index: object) -> None:
     """
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hypic.arguments import check_callable, check_forgetful, listed_segments
+from hypic.arguments import check_callable, check_forgetful, check_place, listed_segments
 from hypic.config import EngineConfig
 from hypic.engine import forget as forgetting
 from hypic.engine import inspect, plan
@@ -54,7 +54,8 @@ class Keeping:
         policy: Policy | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[CacheReport]:
-        """Encode segments now; ``progress(done, total)`` is told after each.
+        """Encode segments now; ``progress(done, total)`` is told after each. A segment that is encoded in several ways,
+        by its place in a prompt (``EngineConfig.primer``), is encoded in all.
 
         Raises:
             PromptError, ConfigError: an argument cannot be right; nothing was encoded.
@@ -62,16 +63,25 @@ class Keeping:
         """
         check_callable("progress", progress, "of two numbers, done and total")
         segments, reports = listed_segments("warm", segments), list[CacheReport]()
-        for report in warm(segments, self._policy(policy), self.tokenizer.encode_text, self._submit_warm):
+        how = self.tokenizer.encode_text, self._submit_warm, self.places(policy)
+        for report in warm(segments, self._policy(policy), *how):
             reports.append(report)
             if progress is not None:
                 progress(len(reports), len(segments))
         return reports
 
-    def keys(self, segments: Sequence[Segment], *, policy: Policy | None = None) -> list[tuple[str | None, int]]:
-        """Under which key each segment is kept (``None``: it is run live), and how many of its tokens; runs nothing."""
+    def keys(
+        self, segments: Sequence[Segment], *, policy: Policy | None = None, place: int = 0
+    ) -> list[tuple[str | None, int]]:
+        """Under which key each segment is kept (``None``: it is run live), and how many of its tokens; runs nothing.
+        ``place`` is how many segments stand before each in its prompt.
+
+        Raises:
+            PromptError, ConfigError: an argument cannot be right.
+        """
+        check_place(place)
         used = self._policy(policy).with_(live_last=0)
-        planned = (self._planned(segment, used) for segment in listed_segments("keys", segments))
+        planned = (self._planned(segment, used, place) for segment in listed_segments("keys", segments))
         return [(None if p.key is None else p.key.hex(), used.num_cached(len(p.ids), p.segment.seam)) for p in planned]
 
     def flush(self) -> None:
@@ -142,8 +152,12 @@ class Keeping:
             raise ConfigError(f"policy is {policy!r}; pass hypic.Policy(...).")
         return used
 
-    def _planned(self, segment: Segment, policy: Policy) -> plan.PlannedSegment:
-        return plan.make(warm_pieces(segment, self.tokenizer.encode_text), policy, self._identity).segments[0]
+    def places(self, policy: Policy | None = None) -> tuple[int, ...]:
+        """Numbers of segments before one, one for each way in which a segment may be encoded: mostly ``(0,)``."""
+        return self._identity.places if self._policy(policy).primed else (0,)
+
+    def _planned(self, segment: Segment, policy: Policy, place: int) -> plan.PlannedSegment:
+        return plan.make(warm_pieces(segment, self.tokenizer.encode_text, place), policy, self._identity).segments[0]
 
     def _forget_cached(self, wanted: Wanted) -> tuple[Forgotten, Texts]:
         """Here and on all other workers. What was found under these labels anywhere is forgotten everywhere."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -33,7 +33,7 @@ from hypic.engine.store.tiered import Choice, Tiered
 
 @dataclass
 class Admission:
-    """Takes memory for requests; ``jobs`` make the entries that are not there, behind ``primer`` if there is one."""
+    """Takes memory for requests; ``jobs`` make the entries that are not there, behind ``primers`` if there are any."""
 
     pool: Pool
     store: DeviceStore
@@ -41,10 +41,10 @@ class Admission:
     max_context: int
     history: History = field(default_factory=History)
     expiry: Expiry = field(default_factory=Expiry)
-    primer: CachedSegment | None = None
+    primers: Sequence[CachedSegment] = ()
 
     def __post_init__(self) -> None:
-        self.jobs = Jobs(self.pool, self.store, self.tiers, self.history, self.expiry, self.primer)
+        self.jobs = Jobs(self.pool, self.store, self.tiers, self.history, self.expiry, self.primers)
         self.lookup = Lookup(self.pool, self.store, self.tiers, self.jobs, self.history)
 
     @property

@@ -27,6 +27,7 @@ from hypic.engine.segment import CachedSegment
 from hypic.engine.speed import measure_encode
 from hypic.engine.store.device import DeviceStore
 from hypic.engine.store.expiry import is_over
+from hypic.engine.store.history import History
 from hypic.engine.store.opening import open_store
 from hypic.engine.task import Emission, Task, Vocabulary
 from hypic.engine.watch import ReuseWatch
@@ -58,7 +59,9 @@ class Engine:
         self.tiers = open_store(self.store, runner.identity, tiers)
         if tiers:
             self.tiers.costs.encode.see(*measure_encode(runner, max_step_tokens))
-        self.admission = Admission(runner.pool, self.store, self.tiers, runner.max_context, primer=runner.primer)
+        rungs = frozenset(primer.digest for primer in runner.identity.primers)
+        memory = runner.pool, self.store, self.tiers, runner.max_context
+        self.admission = Admission(*memory, History(rungs=rungs), primers=runner.primers)
         for stored in (stored for tier in self.tiers.tiers for stored in tier.entries()):
             self.admission.expiry.note(stored.key, stored.expires_s)
         self.scheduler = Scheduler(self.admission, max_running, max_step_tokens)

@@ -81,9 +81,10 @@ def _spaces(labels: Iterable[Label]) -> tuple[str, ...]:
 
 
 def stats(engine: Engine) -> dict[str, Any]:
-    """Counters and sizes: the store's, the pool's, requests waiting and running; the primer's tokens, 0 without one."""
+    """Counters and sizes: the store's, the pool's, requests waiting and running; the primer's tokens, 0 without one,
+    and those of each of its rungs."""
     pool, scheduler = engine.runner.pool, engine.scheduler
-    layout, primer = pool.layout, engine.runner.primer
+    layout, rungs = pool.layout, [primer.num_cached for primer in engine.runner.primers]
     return {
         "entry": {"map_bytes": layout.state_bytes + layout.transition_bytes, "token_bytes": layout.token_bytes},
         "store": asdict(engine.store.stats),
@@ -92,5 +93,6 @@ def stats(engine: Engine) -> dict[str, Any]:
         "requests": {"waiting": len(scheduler.waiting) + len(engine.heads), "running": len(scheduler.running)},
         "weight_bytes": engine.runner.weight_bytes,
         "max_context": engine.runner.max_context,
-        "primer_tokens": 0 if primer is None else primer.num_cached,
+        "primer_tokens": max(rungs, default=0),
+        "primer_rungs": rungs,
     }

@@ -51,7 +51,7 @@ class Jobs:
     tiers: Tiered
     history: History
     expiry: Expiry
-    primer: CachedSegment | None = None
+    primers: Sequence[CachedSegment] = ()
     encoding: dict[bytes, Encode] = field(default_factory=dict)
     loading: dict[bytes, Load] = field(default_factory=dict)
     away: Away | None = None
@@ -113,8 +113,9 @@ class Jobs:
     def _primer(self, span: Interior) -> CachedSegment | None:
         if span.primer is None:
             return None
-        assert self.primer is not None and self.primer.ids == span.primer.ids, "planned for another engine"
-        return self.primer
+        found = next((kept for kept in self.primers if kept.ids == span.primer.ids), None)
+        assert found is not None, "planned for another engine"
+        return found
 
     def _entry(self, request: Request, span: Interior, pages: Sequence[int], slots: np.ndarray) -> CachedSegment:
         planned, pool = request.plan.segments[span.number], self.pool
@@ -169,7 +170,7 @@ class Jobs:
         self.tiers.made(job.entry)
         if not job.entry.is_forgotten and not job.entry.is_trial:
             entry = job.entry
-            self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key)
+            self.history.stored(Label(entry.name, entry.source, entry.namespace), entry.key, entry.primer)
 
     def came(self, arrived: Sequence[Encode]) -> None:
         """Segments' entries came from other workers, and are written."""

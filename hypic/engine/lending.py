@@ -75,7 +75,7 @@ class Lending:
         if want.generation != self._generation:
             reply(self._refusal(want, f"generation {want.generation} is over"))
             return
-        entry = engine.store.find(bytes.fromhex(want.key))
+        entry, place = engine.store.find(bytes.fromhex(want.key)), _place(engine, want.primer)
 
         def sink(emission: Emission) -> None:
             if emission.is_last:
@@ -85,12 +85,12 @@ class Lending:
             segment = _segment(want)
             if entry is not None and entry.ids == want.ids and not entry.is_snapshot and not is_over(entry):
                 self._answer(engine, entry, asked, 0.0, was_held=True)
-            elif want.primer not in ("", _primer(engine)):
+            elif want.primer and place is None:
                 reply(self._refusal(want, "segments are encoded behind another primer here"))
             elif want.deterministic and len(want.ids) > engine.scheduler.limit.tokens:
                 reply(self._refusal(want, "it is longer than a step here and must not be run in pieces"))
             else:
-                how = (want.seam, want.is_trial, want.deterministic, bool(want.primer))
+                how = (want.seam, want.is_trial, want.deterministic, place)
                 self._loop.submit(warming(_task_id(asked.ask), [want.ids], segment, *how), sink)
         except HypicError as error:
             reply(self._refusal(want, str(error)))
@@ -158,10 +158,9 @@ def _segment(want: Want) -> Segment:
     return Segment("", name=want.name, source=want.source, namespace=want.namespace, ttl_s=ttl_s)
 
 
-def _primer(engine: Engine) -> str:
-    """The digest of what segments are encoded behind here."""
-    primer = engine.runner.identity.primer
-    return "" if primer is None else primer.digest
+def _place(engine: Engine, digest: str) -> int | None:
+    """How many segments stand before one that is encoded behind that primer here; none has it: ``None``."""
+    return next((one.num_passages for one in engine.runner.identity.primers if one.digest == digest), None)
 
 
 def _task_id(ask: tuple[int, int]) -> str:

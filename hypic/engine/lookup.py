@@ -121,7 +121,7 @@ class Lookup:
 
     def _base(self, request: Request, span: Interior) -> CachedSegment | None:
         segment, ids = request.plan.segments[span.number].segment, request.plan.ids_of(span)
-        key = self.history.previous(segment)
+        key = self.history.previous(segment, span.behind)
         base = None if key is None else self._fresh(self.store.find(key))
         if base is None or base.is_snapshot or base.namespace != segment.namespace:
             return None

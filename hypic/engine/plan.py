@@ -25,6 +25,7 @@ class Piece:
     ``ends_message`` marks a point at which the prompt may later be continued: the end of the
     leading live text and the end of each message's content. A snapshot may be taken there.
     ``namespaces`` are those of live text; a segment has its own. ``is_answer``: it ends with an answer's own ids.
+    ``place`` is how many segments count as standing before this one, if not those that do.
     """
 
     ids: tuple[int, ...]
@@ -32,6 +33,7 @@ class Piece:
     ends_message: bool = False
     namespaces: frozenset[str] = frozenset()
     is_answer: bool = False
+    place: int | None = None
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ class _Builder:
             return
         self.policy.check_encoding(len(piece.ids), piece.segment.seam)
         done, keys = 0, list[bytes]()
-        primer = self.identity.primer_of(len(piece.ids)) if self.policy.primed else None
+        place = len(self.segments) if piece.place is None else piece.place
+        primer = self.identity.primer_of(len(piece.ids), place) if self.policy.primed else None
         for start, stop in interiors:
             keys.append(self._key(piece, start, stop, primer))
             digest.update((prefix_hash.later(done) if done else b"") + prefix_hash.entry(keys[-1]))

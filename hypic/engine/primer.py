@@ -6,11 +6,16 @@ others. A fixed text before every segment makes the one more like the other, for
 segment would have read in the very prompt it still lacks. It is the shared prefix of APE (arXiv 2502.05431), and does
 for recurrent states what anchor blocks (Star Attention, arXiv 2411.17116) do for keys. It stands in no prompt: what is
 kept of a segment is its own tokens' effect, ``(T, B)`` of its interior and K/V, computed with the primer in view.
+
+A model that numbers what it reads takes a segment for the one behind the primer's passages, wherever it stands. So a
+primer may have *rungs*, heads of it that end at marks: a segment is encoded behind the one whose number of passages is
+nearest to the number of segments before it, and a segment that returns at another place may be encoded anew.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +35,8 @@ from hypic.types import Prompt, Segment
 logger = logging.getLogger("hypic")
 # Between two passages of a primer, and any text in the place of the segment behind it.
 BETWEEN, NEXT = "\n\n", "next"
+# A paragraph that ends a rung.
+MARK = "---"
 # No primer is longer than this share of the context: segments need room behind it.
 MOST = 0.25
 # It is run in pieces of so many tokens, even where a step holds fewer, so that entries that outlive a setting have its
@@ -57,60 +64,91 @@ def _plain(text: str) -> str:
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
-def ids_of(folder: Path, config: EngineConfig) -> tuple[int, ...]:
-    """The token ids of a prompt's head: the chat template's scaffolding if there is one, each paragraph of the primer
-    as a passage, glue; none if there is no primer. A template that tells the date is left out: what is kept would
-    not be found on the next day.
+def passages_of(text: str) -> dict[int, tuple[str, ...]]:
+    """The passages of each rung, by their number: a paragraph each, up to every mark and to the end; none at all if
+    there is no passage."""
+    passages, ends = list[str](), set[int]()
+    for paragraph in map(str.strip, text.split(BETWEEN)):
+        if paragraph == MARK:
+            ends.add(len(passages))
+        elif paragraph:
+            passages.append(paragraph)
+    return {number: tuple(passages[:number]) for number in sorted({*ends, len(passages)})} if passages else {}
+
+
+def ids_of(folder: Path, config: EngineConfig) -> dict[int, tuple[int, ...]]:
+    """The token ids of each rung by its number of passages, shortest first: those of a prompt's head, the chat
+    template's scaffolding if there is one, each paragraph of the primer as a passage, glue; none if there is no primer.
+    A template that tells the date is left out: what is kept would not be found on the next day.
 
     Raises:
         CheckpointError: the checkpoint's own primer is no text.
         ConfigError: it cannot be encoded.
     """
-    text = text_of(folder, config)
-    if not text:
-        return ()
-    passages, tokenizer = [Segment(passage) for passage in text.split(BETWEEN)], Tokenizer(folder)
+    rungs = passages_of(text_of(folder, config))
+    if not rungs:
+        return {}
+    tokenizer = Tokenizer(folder)
     try:
-        pieces = tokenizer.encode(Prompt([*passages, Segment(NEXT)], NEXT, template=tokenizer.has_timeless_template))
+        found = {number: _head(tokenizer, passages) for number, passages in rungs.items()}
     except PromptError as error:
         why = str(error).rstrip(".")
         raise ConfigError(f"the primer cannot be read: {why}; or pass primer='' for none.") from error
+    return {number: ids for number, ids in found.items() if ids}
+
+
+def _head(tokenizer: Tokenizer, passages: Sequence[str]) -> tuple[int, ...]:
+    """The tokens before the segment that would follow these passages."""
+    segments = [Segment(passage) for passage in (*passages, NEXT)]
+    pieces = tokenizer.encode(Prompt(segments, NEXT, template=tokenizer.has_timeless_template))
     last = max(number for number, piece in enumerate(pieces) if piece.segment is not None)
     return tuple(id for piece in pieces[:last] for id in piece.ids)
 
 
 def load(folder: Path, config: EngineConfig) -> Runner:
-    """A checkpoint on its device, which encodes segments behind its primer if it has one. A primer of the checkpoint's
-    own that does not fit the settings is left out, with a warning.
+    """A checkpoint on its device, which encodes segments behind its primer if it has one. Of a primer of the
+    checkpoint's own the rungs that do not fit the settings are left out, with a warning.
 
     Raises:
         UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
         ConfigError: the device, the memory budget or the primer cannot be right.
     """
-    ids = ids_of(folder, config)  # first: what cannot be read is said before gigabytes are
+    rungs = ids_of(folder, config)  # first: what cannot be read is said before gigabytes are
     runner = Runner.load(folder, config)
-    why = _lack(runner, len(ids)) if ids and config.primer is None else ""
-    if why:  # nobody asked for it
-        logger.warning("segments are encoded with nothing before them: %s", why)
-        return runner
-    return primed(runner, ids)
+    if config.primer is None:  # nobody asked for it
+        rungs = _fitting(runner, rungs)
+    return primed(runner, rungs)
 
 
-def primed(runner: Runner, ids: tuple[int, ...]) -> Runner:
-    """A runner that encodes segments behind ``ids``: they are run here, and what they leave is kept for good.
+def _fitting(runner: Runner, rungs: Mapping[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """The shortest rungs, as many as fit."""
+    kept, why = dict(rungs), ""
+    while kept and (lack := _lack(runner, kept)):
+        why = why or lack
+        kept.popitem()
+    if why:
+        left = f"behind its first {max(kept)} passages at most" if kept else "with nothing before them"
+        logger.warning("segments are encoded %s: %s", left, why)
+    return kept
+
+
+def primed(runner: Runner, rungs: Mapping[int, tuple[int, ...]]) -> Runner:
+    """A runner that encodes segments behind ``rungs``, token ids by number of passages: they are run here, and what
+    they leave is kept for good.
 
     Raises:
         ConfigError: the primer is too long for the context or for the memory, or cannot be run.
     """
-    if not ids:
+    if not rungs:
         return runner
-    why = _lack(runner, len(ids))
+    why = _lack(runner, rungs)
     if why:
         raise ConfigError(f"{why}; pass a shorter one, raise max_context= or memory=, or pass primer='' for none.")
-    kept = _kept(runner.pool, ids)
-    _run(runner, kept)
-    identity = replace(runner.identity, primer=Primer(ids, runner.max_context - len(ids)))
-    return replace(runner, identity=identity, primer=kept)
+    kept = [_kept(runner.pool, ids) for ids in rungs.values()]
+    for one in kept:
+        _run(runner, one)
+    primers = tuple(Primer(ids, runner.max_context - len(ids), number) for number, ids in rungs.items())
+    return replace(runner, identity=replace(runner.identity, primers=primers), primers=tuple(kept))
 
 
 def _kept(pool: Pool, ids: tuple[int, ...]) -> CachedSegment:
@@ -145,15 +183,16 @@ def _run(runner: Runner, kept: CachedSegment) -> None:
             )
 
 
-def _lack(runner: Runner, num_tokens: int) -> str:
+def _lack(runner: Runner, rungs: Mapping[int, tuple[int, ...]]) -> str:
     """Why a primer cannot stand beside the longest prompt and the encode of one segment; empty if it can."""
-    pool, most = runner.pool, int(MOST * runner.max_context)
-    if num_tokens > most:
-        return f"the primer has {num_tokens} tokens, and of a context of {runner.max_context} it may take {most}"
-    need, have = reserve(pool.page_size, runner.max_context, 1) + Need(pool.pages_for(num_tokens), 1), pool.capacity
+    pool, most, lengths = runner.pool, int(MOST * runner.max_context), [len(ids) for ids in rungs.values()]
+    if max(lengths) > most:
+        return f"the primer has {max(lengths)} tokens, and of a context of {runner.max_context} it may take {most}"
+    own = Need(sum(pool.pages_for(length) for length in lengths), len(lengths))
+    need, have = reserve(pool.page_size, runner.max_context, 1) + own, pool.capacity
     if pool.could_hold(need):
         return ""
     return (
-        f"the primer's {num_tokens} tokens do not fit beside one prompt: {need.pages} pages and {need.states} states "
+        f"the primer's {sum(lengths)} tokens do not fit beside one prompt: {need.pages} pages and {need.states} states "
         f"are needed and memory= holds {have.pages} and {have.states}"
     )

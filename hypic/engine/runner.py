@@ -89,7 +89,7 @@ class Runner:
     weight_bytes: int
     geometry: Geometry | None = None
     graphs: Graphs | None = None
-    primer: CachedSegment | None = None
+    primers: tuple[CachedSegment, ...] = ()
 
     @torch.inference_mode()
     def prepare_thread(self, step_tokens: int) -> None:

@@ -26,10 +26,12 @@ FORMAT_VERSION = 1
 @dataclass(frozen=True)
 class Primer:
     """A text behind which segments are encoded, as token ids: it stands in no prompt. ``longest`` are the most tokens
-    of a segment that still has room behind it; a longer one is encoded with nothing before it."""
+    of a segment that still has room behind it. ``num_passages`` are the passages it holds: it stands for a prompt in
+    which as many segments come before."""
 
     ids: tuple[int, ...]
     longest: int
+    num_passages: int = 1
 
     @cached_property
     def digest(self) -> str:
@@ -41,8 +43,8 @@ class Primer:
 class Identity:
     """Everything besides tokens that changes what an entry holds; ``fingerprint`` covers weights and configuration.
 
-    ``primer`` is what segments are encoded behind unless a policy says otherwise; entries are shared by engines with
-    another one or none, each under a key of its own.
+    ``primers`` are what segments are encoded behind unless a policy says otherwise, none, one, or the rungs of one by
+    place; entries are shared by engines with others or none, each under a key of its own.
 
     ``path`` is how it is computed: by kernels or without, on which kind of device. Paths agree within rounding and
     share their entries, but for deterministic requests, whose bits may not depend on who filled the store.
@@ -53,7 +55,7 @@ class Identity:
     storage: str = "lossless"
     adapter: str = ""
     path: str = field(default="", compare=False)
-    primer: Primer | None = field(default=None, compare=False)
+    primers: tuple[Primer, ...] = field(default=(), compare=False)
 
     def key(
         self, ids: tuple[int, ...], seam: int, namespace: str | None, deterministic: bool, primer: str = ""
@@ -69,9 +71,16 @@ class Identity:
         behind = (f"behind:{primer}",) if primer else ()
         return _begun((*parts, "none" if namespace is None else f"some:{namespace}", *behind))
 
-    def primer_of(self, num_tokens: int) -> Primer | None:
-        """What a segment of so many tokens is encoded behind."""
-        return self.primer if self.primer is not None and num_tokens <= self.primer.longest else None
+    def primer_of(self, num_tokens: int, place: int = 0) -> Primer | None:
+        """What a segment of so many tokens is encoded behind that has ``place`` segments before it: of all primers with
+        room for it the one whose number of passages is nearest, of two as near the longer; none where none has room."""
+        with_room = [primer for primer in self.primers if num_tokens <= primer.longest]
+        return min(with_room, key=lambda one: (abs(one.num_passages - place), -one.num_passages), default=None)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """A number of segments before one for each way in which it may be encoded."""
+        return tuple(primer.num_passages for primer in self.primers) or (0,)
 
 
 def key_of(begun: Any, ids: tuple[int, ...]) -> bytes:

@@ -49,6 +49,7 @@ class Bench:
         form: StorageForm = StorageForm(),
         num_ahead: int = 0,
         primer: tuple[int, ...] = (),
+        rungs: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
         self.watched = Watched(getattr(loaded.model, "model", loaded.model), is_noting=not num_ahead)
         pool = SizedPool(loaded, page_size, sizes, form, num_ahead)
@@ -62,7 +63,7 @@ class Bench:
             loaded.weight_bytes,
             geometry,
         )
-        runner = primed(runner, primer)
+        runner = primed(runner, rungs or ({1: primer} if primer else {}))
         vocabulary = Vocabulary(lambda ids: "".join(chr(0x4E00 + i) for i in ids), eos_ids)
         tiers = EngineConfig(store=store).tiers
         self.engine = Engine(runner, vocabulary, max_running, max_step_tokens, store_bytes, tiers)
@@ -157,19 +158,19 @@ class Bench:
 
     # -- what is held ------------------------------------------------------------------------------------------------
 
-    def entry(self, piece: Piece, policy: Policy = POLICY) -> CachedSegment:
-        return next(e for e in self.store if e.key == self.key(piece, policy))
+    def entry(self, piece: Piece, policy: Policy = POLICY, place: int = 0) -> CachedSegment:
+        return next(e for e in self.store if e.key == self.key(piece, policy, place))
 
-    def key(self, piece: Piece, policy: Policy = POLICY) -> bytes:
+    def key(self, piece: Piece, policy: Policy = POLICY, place: int = 0) -> bytes:
         assert piece.segment is not None, "live text has no key"
         identity = self.engine.runner.identity
-        primer = identity.primer_of(len(piece.ids)) if policy.primed else None
+        primer = identity.primer_of(len(piece.ids), place) if policy.primed else None
         behind = "" if primer is None else primer.digest
         return identity.key(piece.ids, policy.seam, piece.segment.namespace, policy.deterministic, behind)
 
-    def contents(self, piece: Piece, policy: Policy = POLICY) -> dict[str, Tensor]:
+    def contents(self, piece: Piece, policy: Policy = POLICY, place: int = 0) -> dict[str, Tensor]:
         """All that is kept of a segment, layer by layer; a short interior's tail is cut to what it holds."""
-        entry, pool = self.entry(piece, policy), self.pool
+        entry, pool = self.entry(piece, policy, place), self.pool
         slots = torch.from_numpy(entry.kv_slots).to(pool.device)
         held: dict[str, Tensor] = {}
         for layer, shape in enumerate(pool.layout.linear):
@@ -213,8 +214,7 @@ class Bench:
             states.append(entry.state_slot)
             transitions += [entry.transition_slot] if entry.transition_slot is not None else []
             pages += entry.pages
-        kept = self.engine.runner.primer
-        if kept is not None:
+        for kept in self.engine.runner.primers:
             states.append(kept.state_slot)
             pages += kept.pages
         for job in jobs:

@@ -42,7 +42,7 @@ def error(checkpoints: Checkpoints, answer: Answer, pieces: list[Piece], primer:
 # -- keys ------------------------------------------------------------------------------------------------------------
 
 PLAIN = Identity("f" * 64, "torch.float32")
-BEHIND = replace(PLAIN, primer=Primer(PRIMER, 100))
+BEHIND = replace(PLAIN, primers=(Primer(PRIMER, 100),))
 
 
 def planned(piece: Piece, identity: Identity, policy: Policy = POLICY) -> tuple[bytes, ...]:
@@ -58,10 +58,11 @@ def test_keys_without_a_primer_are_what_they_were_before_there_were_any() -> Non
 
 
 def test_each_primer_has_keys_of_its_own() -> None:
-    identities = [PLAIN, BEHIND, replace(PLAIN, primer=Primer(OTHER, 100)), replace(PLAIN, primer=Primer((), 100))]
+    others = [replace(PLAIN, primers=(Primer(ids, 100),)) for ids in (OTHER, ())]
+    identities = [PLAIN, BEHIND, *others]
     found = [planned(SEGMENT, identity)[0] for identity in identities]
     assert len(set(found)) == len(found)
-    assert planned(SEGMENT, replace(PLAIN, primer=Primer(PRIMER, 50))) == (found[1],), "room is no part of a key"
+    assert planned(SEGMENT, replace(PLAIN, primers=(Primer(PRIMER, 50),))) == (found[1],), "room is no part of a key"
     spaced = PLAIN.key(SEGMENT.ids, 8, f"t{BEHIND.primer_of(1)}", False)
     assert spaced not in found
 
@@ -147,7 +148,7 @@ def test_all_seams_behind_a_primer(edges: str, name: str, bench: Make) -> None:
 
 def _held(engine: Bench, key: bytes) -> dict[str, torch.Tensor]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "key", lambda piece, policy: key)
+        patch.setattr(engine, "key", lambda piece, policy, place: key)
         return engine.contents(SEGMENT)
 
 
@@ -189,6 +190,7 @@ def test_a_text_that_grew_is_not_continued_behind_another(
 
 
 def _behind_that(lookup: Lookup, request: Request, span: Interior) -> Interior:
-    """A span that says to be encoded behind what its base was."""
-    base = lookup.store.find(lookup.history.previous(request.plan.segments[span.number].segment) or b"")
-    return span if base is None else replace(span, primer=BEHIND.primer if base.primer else None)
+    """A span that says to be encoded behind what the last one of its name was."""
+    segment, primer = request.plan.segments[span.number].segment, BEHIND.primers[0]
+    was_behind = lookup.history.previous(segment, primer.digest) is not None
+    return replace(span, primer=primer if was_behind else None)

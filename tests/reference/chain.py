@@ -24,12 +24,14 @@ class Live:
 class SegmentLink:
     """A segment: its first ``seam`` tokens run in context, the rest is cached. Not longer than that: all live.
 
-    ``cached`` says instead which tokens are, as ``(start, stop)`` in order; all others run in context.
+    ``cached`` says instead which tokens are, as ``(start, stop)`` in order; all others run in context. ``primer`` is
+    what it is encoded behind, if not what all others are.
     """
 
     ids: Sequence[int]
     seam: int = 8
     cached: tuple[tuple[int, int], ...] | None = None
+    primer: tuple[int, ...] | None = None
 
     @property
     def interiors(self) -> tuple[tuple[int, int], ...]:

@@ -77,19 +77,20 @@ class Reference:
 
     def _chain(self, links: Sequence[Live | SegmentLink], shift: int, primer: tuple[int, ...]) -> list[Row | Interior]:
         chain: list[Row | Interior] = []
-        entries: dict[tuple[tuple[int, ...], int], Encoded] = {}
+        entries: dict[tuple[tuple[int, ...], int, int], Encoded] = {}
         position = 0
         for link in links:
             ids = tuple(link.ids)
+            before = primer if isinstance(link, Live) or link.primer is None else link.primer
             done = 0
             for start, stop in link.interiors if isinstance(link, SegmentLink) else ():
                 if ids[done:start]:
                     chain.append(Row(ids[done:start], position + done))
                 if ids[start:stop]:
                     first = min(max(start + shift, 0), stop)
-                    key = (ids[:stop], first)
-                    entries[key] = entries.get(key) or self.encode(primer + ids[:stop], len(primer) + first)
-                    chain.append(Interior(entries[key], position - len(primer)))
+                    key = (before + ids[:stop], len(before), first)
+                    entries[key] = entries.get(key) or self.encode(key[0], len(before) + first)
+                    chain.append(Interior(entries[key], position - len(before)))
                 done = max(done, stop)
             if ids[done:]:
                 chain.append(Row(ids[done:], position + done))

@@ -55,13 +55,18 @@ def add(commands: Subparsers[Parser]) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """What a corpus comes to: segments by key, in order, and what of them the store has."""
+    """What a corpus comes to: segments by the keys of their entries, one for each rung of a primer, and what of them
+    the store has."""
 
     wanted: dict[str, tuple[Segment, int]]
     there: frozenset[str]
     num_live: int
     held_bytes: int
     budget_bytes: int
+
+    @property
+    def num_segments(self) -> int:
+        return len({id(segment) for segment, _ in self.wanted.values()})
 
     @property
     def missing(self) -> dict[str, tuple[Segment, int]]:
@@ -77,7 +82,7 @@ class Work:
 
     @property
     def num_fitting(self) -> int:
-        """How many of the missing segments fit, the first ones first."""
+        """How many of the missing entries fit, the first ones first."""
         left, count = self.free_bytes, 0
         for _, num_bytes in self.missing.values():
             left -= num_bytes
@@ -93,6 +98,7 @@ class Done:
     num_passages: int
     num_segments: int
     num_live: int
+    num_entries: int
     num_there: int
     num_encoded: int = 0
     num_stale: int = 0
@@ -126,7 +132,8 @@ def run(args: argparse.Namespace) -> int:
     with loaded(args, console, example="hypic warm FILES... --store STORE --model Qwen/Qwen3.5-0.8B") as model:
         console.print(model.introduction, style="dim")
         work = _work(model.llm, segments, tier.path, tier.budget_bytes)
-        done = Done(len(files), num_passages, len(work.wanted), work.num_live, len(work.there))
+        counts = work.num_segments, work.num_live, len(work.wanted), len(work.there)
+        done = Done(len(files), num_passages, *counts)
         if args.dry_run:
             _rehearse(model, work, done, console)
         else:
@@ -161,14 +168,16 @@ def _work(llm: LLM, segments: Sequence[Segment], root: Path, budget_bytes: int) 
 
     sizes = llm.stats()["entry"]
     wanted: dict[str, tuple[Segment, int]] = {}
-    for segment, (key, num_tokens) in zip(segments, llm.keys(segments), strict=True):
-        if key is not None:
-            num_bytes = sizes["map_bytes"] + num_tokens * sizes["token_bytes"] + FILE_BYTES
-            wanted[key] = (segment, -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES)
-    found = list(entries(root))
-    there = {entry.key for entry in found if isinstance(entry, SavedEntry) and not entry.is_expired} & wanted.keys()
-    held = sum(entry.num_bytes for entry in found)
-    num_live = len(segments) - len(wanted)
+    by_place = zip(*(llm.keys(segments, place=place) for place in llm.places()), strict=True)
+    for segment, found in zip(segments, by_place, strict=True):
+        for key, num_tokens in found:
+            if key is not None:
+                num_bytes = sizes["map_bytes"] + num_tokens * sizes["token_bytes"] + FILE_BYTES
+                wanted[key] = (segment, -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES)
+    kept = list(entries(root))
+    there = {entry.key for entry in kept if isinstance(entry, SavedEntry) and not entry.is_expired} & wanted.keys()
+    held = sum(entry.num_bytes for entry in kept)
+    num_live = len(segments) - len({id(segment) for segment, _ in wanted.values()})
     return Work(wanted, frozenset(there), num_live, held, budget_bytes)
 
 
@@ -182,7 +191,7 @@ def _check_room(work: Work) -> None:
 
     if work.missing_bytes > work.free_bytes:
         raise InputError(
-            f"{len(work.missing):,} segments take {human_bytes(work.missing_bytes)} and the store has "
+            f"{len(work.missing):,} entries take {human_bytes(work.missing_bytes)} and the store has "
             f"{human_bytes(work.free_bytes)} of {human_bytes(work.budget_bytes)} left, which hold the first "
             f"{work.num_fitting:,}; give it a larger size=, clear it, or pass fewer files."
         )
@@ -195,14 +204,19 @@ def _encode(llm: LLM, work: Work, done: Done, console: Console, root: Path) -> N
     with _bar(console) as bar:
         task = bar.add_task("encoding", total=work.missing_bytes, rate="")
         for batch in _batches(missing):
-            llm.warm([segment for _, (segment, _) in batch])
+            llm.warm(_segments_of(batch))
             llm.flush()
             done.num_encoded += len(batch)
             done.num_bytes += sum(num_bytes for _, (_, num_bytes) in batch)
-            rate = f"{done.num_encoded / (time.perf_counter() - began):.1f} segments/s"
+            rate = f"{done.num_encoded / (time.perf_counter() - began):.1f} entries/s"
             bar.update(task, completed=done.num_bytes, rate=rate)
     done.seconds_s = time.perf_counter() - began
     _check_written(work, root)
+
+
+def _segments_of(batch: Sequence[Missing]) -> list[Segment]:
+    """Each once, of all its entries."""
+    return list({id(segment): segment for _, (segment, _) in batch}.values())
 
 
 def _batches(missing: Sequence[Missing]) -> Iterator[Sequence[Missing]]:
@@ -225,7 +239,7 @@ def _check_written(work: Work, root: Path) -> None:
     lacking = work.wanted.keys() - {entry.key for entry in entries(root) if isinstance(entry, SavedEntry)}
     if lacking:
         raise CommandError(
-            f"{len(lacking):,} of {len(work.wanted):,} segments could not be kept in {str(root)!r}; see the log, and "
+            f"{len(lacking):,} of {len(work.wanted):,} entries could not be kept in {str(root)!r}; see the log, and "
             "run this again."
         )
 
@@ -252,17 +266,19 @@ def _stale(llm: LLM, work: Work, root: Path, paths: Sequence[str]) -> list[Saved
 
 def _rehearse(model: Loaded, work: Work, done: Done, console: Console) -> None:
     """How long it would take, from a few segments that are encoded into memory."""
-    missing = list(work.missing.values())
-    some = missing[:: max(1, len(missing) // SAMPLE)][:SAMPLE]
+    missing = list(work.missing.items())
+    segments = _segments_of(missing)
+    some = segments[:: max(1, len(segments) // SAMPLE)][:SAMPLE]
     if some:
-        model.llm.warm([segment for segment, _ in some[:1]])  # the first one takes longer than all others
+        model.llm.warm(some[:1])  # the first one takes longer than all others
         model.llm.forget(everything=True)
         began = time.perf_counter()
-        model.llm.warm([segment for segment, _ in some])
-        share = sum(num_bytes for _, num_bytes in some) / work.missing_bytes
+        model.llm.warm(some)
+        chosen = {id(segment) for segment in some}
+        share = sum(num_bytes for _, (one, num_bytes) in missing if id(one) in chosen) / work.missing_bytes
         done.seconds_s = (time.perf_counter() - began) / share
     if work.missing_bytes > work.free_bytes:
-        done.notes.append(f"only the first {work.num_fitting:,} of {len(missing):,} missing segments fit")
+        done.notes.append(f"only the first {work.num_fitting:,} of {len(missing):,} missing entries fit")
 
 
 def _tell(done: Done, work: Work, console: Console, is_rehearsal: bool) -> None:
@@ -272,6 +288,10 @@ def _tell(done: Done, work: Work, console: Console, is_rehearsal: bool) -> None:
         f"{done.num_files:,} files, {done.num_passages:,} passages: {done.num_segments:,} segments to keep, "
         f"{done.num_live:,} passages too short for it"
     )
+    if done.num_entries > done.num_segments:
+        console.print(
+            f"{done.num_entries:,} entries, as segments are encoded in several ways, by their place in a prompt"
+        )
     console.print(f"{done.num_there:,} were there already")
     verb = "to encode" if is_rehearsal else "encoded"
     count, size = (len(work.missing), work.missing_bytes) if is_rehearsal else (done.num_encoded, done.num_bytes)

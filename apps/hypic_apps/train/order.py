@@ -1,6 +1,8 @@
-"""Questions that only ask where passages stand: how the third begins, which follows another, how many there are.
+"""Questions that only ask where passages stand: how the last begins, or the one behind another, or each in turn.
 
 They are about whatever passages a context has, and teach what a list of first sentences needs: which one comes next.
+None gives a passage's number, asks for it or counts: a model that numbers what it reads finds answers by the number,
+and a segment that was encoded elsewhere has another one.
 A "word" is what stands between white space; the last wording of each kind is kept for measuring.
 """
 
@@ -14,14 +16,11 @@ from hypic_apps.train.requests import WAYS, WAYS_OF_ONE, made, numbered, of_spli
 from hypic_apps.train.schema import Split
 
 KINDS = ("order", "order_sentence", "order_list")
-ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 NUM_WORDS = (3, 4, 5)  # of a beginning that is asked for; one that is quoted may be longer, until it names one passage
 LONGEST_QUOTE = 12
 LONGEST_SENTENCE = 300  # characters; longer first sentences are asked for by their words alone
-AT = ("the {o} passage", "passage {i}", "passage number {i}", "the {o} text", "the {o} of the passages")
 AT_END = ("the last passage", "the final passage", "the passage at the very end", "the last of the passages")
-LAST_BUT_ONE = ("the last passage but one", "the second to last passage", "the passage just before the last one")
 BEHIND = (
     'the passage after the one that begins with "{w}"', 'the passage that follows "{w}"',
     'the next passage after "{w}"', 'the passage behind the one that starts with "{w}"',
@@ -56,20 +55,6 @@ EVERY = (
     "first {n} words of all passages", "How do the passages begin? Give me {n} words of each, in order.",
     "Which {n} words does every passage start with?",
 )  # fmt: skip
-COUNT = (
-    "How many passages are there?", "How many passages are given?", "What is the number of passages?",
-    "Count the passages.", "How many texts are there?", "Tell me how many passages you see.", "number of passages",
-    "Of how many passages does this consist?", "How many passages do you have?", "Give me the number of passages.",
-    "How many passages did I show you?", "Can you count the passages?", "How many are the passages?",
-    "What number of passages is there?",
-)  # fmt: skip
-PLACE = (
-    'What is the number of the passage that begins with "{w}"?', 'Which number has the passage "{w} ..."?',
-    'In which place is the passage that starts with "{w}"?', 'Counted from the first, where is the passage "{w} ..."?',
-    'Give the number of the passage that begins with "{w}".', 'The passage beginning with "{w}" is number what?',
-    'As which one comes the passage that opens with "{w}"? Give its number.', 'number of the passage "{w} ..."',
-    'Which of the passages, by number, begins with "{w}"?',
-)  # fmt: skip
 Maker = Callable[[Sequence[Passage], Split, Random], Ask | None]
 
 
@@ -93,18 +78,12 @@ def pointed_at(passages: Sequence[Passage], split: Split, r: Random) -> tuple[st
     words = "" if beside is None else quoted(passages, beside, r)
     if words is None:
         return None
-    ordinal = ORDINALS[place] if place < len(ORDINALS) else ""
-    template = r.choice(of_split(templates, split)).replace("{o}", ordinal)
-    return template.replace("{i}", str(place + 1)).replace("{w}", words), place
+    return r.choice(of_split(templates, split)).replace("{w}", words), place
 
 
 def _ways(place: int, last: int) -> Iterator[tuple[Sequence[str], int, int | None]]:
     """How to point at a passage, or at one at the end: the words, the passage, and the one beside it that is quoted."""
     yield AT_END, last, None
-    if last > 0:
-        yield LAST_BUT_ONE, last - 1, None
-    if place < len(ORDINALS):
-        yield from [(AT, place, None)] * 2
     if place > 0:
         yield from [(BEHIND, place, place - 1)] * 3
     if place < last:
@@ -133,20 +112,7 @@ def every(passages: Sequence[Passage], split: Split, r: Random) -> Ask | None:
     return Ask("order_list", request, answer, starts=starts)
 
 
-def count(passages: Sequence[Passage], split: Split, r: Random) -> Ask | None:
-    """How many passages there are."""
-    return Ask("order", r.choice(of_split(COUNT, split)), str(len(passages)))
-
-
-def place_of(passages: Sequence[Passage], split: Split, r: Random) -> Ask | None:
-    """Which number a passage has that is told by its first words."""
-    place = r.randrange(len(passages))
-    words = quoted(passages, place, r)
-    request = r.choice(of_split(PLACE, split))
-    return None if words is None else Ask("order", request.replace("{w}", words), str(place + 1))
-
-
-MAKERS: Mapping[Maker, float] = {one_of: 6.0, every: 2.5, count: 0.6, place_of: 1.2}
+MAKERS: Mapping[Maker, float] = {one_of: 6.0, every: 2.5}
 
 
 def asks_of(passages: Sequence[Passage], split: Split, r: Random, number: int) -> list[Ask]:

@@ -7,7 +7,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from hypic.engine.segment import Label, label_of
 from hypic.types import Segment
@@ -45,14 +45,15 @@ MOST_WHOLES = 64
 
 
 class History:
-    """Remembers up to ``capacity`` texts and as many names, youngest kept."""
+    """Remembers up to ``capacity`` texts and as many names, youngest kept. ``rungs`` are digests of primers between
+    which the place in a prompt decides."""
 
-    def __init__(self, capacity: int = 20_000) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int = 20_000, rungs: frozenset[str] = frozenset()) -> None:
+        self.capacity, self.rungs = capacity, rungs
         self._texts: OrderedDict[bytes, tuple[Seen, ...]] = OrderedDict()
         # Names are a namespace's own: what another one calls so is nobody else's business.
         self._names: OrderedDict[Label, str] = OrderedDict()
-        self._entries: OrderedDict[Label, bytes] = OrderedDict()
+        self._entries: OrderedDict[tuple[Label, str], bytes] = OrderedDict()
         self._expired: OrderedDict[bytes, None] = OrderedDict()
         # By an entry's key and a label: the texts that begin with the entry's tokens, by the key of their last entry.
         self._parts: OrderedDict[bytes, dict[Label, dict[bytes, tuple[int, ...]]]] = OrderedDict()
@@ -76,11 +77,11 @@ class History:
             while len(table) > self.capacity:
                 table.popitem(last=False)
 
-    def stored(self, label: Label, key: bytes) -> None:
-        """A segment's entry is in the store."""
+    def stored(self, label: Label, key: bytes, primer: str = "") -> None:
+        """A segment's entry, encoded behind the primer of that digest, is in the store."""
         if label.name is not None:
-            self._entries.pop(label, None)
-            self._entries[label] = key
+            self._entries.pop((label, primer), None)
+            self._entries[label, primer] = key
             while len(self._entries) > self.capacity:
                 self._entries.popitem(last=False)
 
@@ -109,9 +110,9 @@ class History:
         while len(self._expired) > self.capacity:
             self._expired.popitem(last=False)
 
-    def previous(self, segment: Segment) -> bytes | None:
-        """The key that was stored last under a segment's name."""
-        return None if segment.name is None else self._entries.get(label_of(segment))
+    def previous(self, segment: Segment, primer: str = "") -> bytes | None:
+        """The key that was stored last under a segment's name, of what was encoded behind that primer."""
+        return None if segment.name is None else self._entries.get((label_of(segment), primer))
 
     def forget(self, fits: Callable[[set[Label]], bool]) -> None:
         """Drop what is known under labels that fit."""
@@ -126,10 +127,10 @@ class History:
                 del wholes[label]
             if not wholes:
                 del self._parts[key]
-        tables: tuple[OrderedDict[Label, Any], ...] = (self._names, self._entries)
-        for table in tables:
-            for label in [label for label in table if fits({label})]:
-                del table[label]
+        for label in [label for label in self._names if fits({label})]:
+            del self._names[label]
+        for named in [named for named in self._entries if fits({named[0]})]:
+            del self._entries[named]
 
     def reason(self, segment: Segment, ids: tuple[int, ...], key: bytes, seam: int, primer: str = "") -> str:
         """Why ``key`` has no entry."""
@@ -141,8 +142,14 @@ class History:
         differing = {(seen.seam != seam, seen.namespace != segment.namespace) for seen in before}
         if (False, False) in differing:
             alike = [seen for seen in before if seen.seam == seam and seen.namespace == segment.namespace]
-            return "other policy" if any(seen.primer == primer for seen in alike) else "other primer"
+            return self._other(primer, {seen.primer for seen in alike})
         return "other namespace" if (False, True) in differing else "other seam"
+
+    def _other(self, primer: str, before: set[str]) -> str:
+        """Why an entry is another one, of a text that was encoded behind those primers."""
+        if primer in before:
+            return "other policy"
+        return "other place" if primer in self.rungs and before & self.rungs else "other primer"
 
     def _other_text(self, segment: Segment) -> str:
         known = None if segment.name is None else self._names.get(label_of(segment))

@@ -70,7 +70,7 @@ def test_a_store_that_fills_the_memory_makes_room_for_a_primer(folder: Path) -> 
     pool = subject.runner.pool
     assert pool.free.pages < pool.pages_for(130), "the control: there is no room before"
     behind_it = subject.behind(OTHER)
-    assert behind_it.runner.primer is not None and pool.free == pool.capacity
+    assert behind_it.runner.primers and pool.free == pool.capacity
 
 
 def test_what_the_device_can_do_is_measured_once(folder: Path, item: Item, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,7 @@ def want(engine: Running, nonce: int, seed: int, behind: str) -> Want:
 
 
 def digest(engine: Running) -> str:
-    found = engine.started.identity.primer
-    assert found is not None
+    (found,) = engine.started.identity.primers
     return found.digest
 
 
