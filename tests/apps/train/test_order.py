@@ -31,11 +31,9 @@ HELD_OUT = {
 }
 KINDS = {
     "lists": LISTS, "facts": FACTS, "sentence": order.SENTENCE, "words": order.WORDS, "every": order.EVERY,
-    "count": order.COUNT, "place": order.PLACE, "at": order.AT, "end": order.AT_END, "behind": order.BEHIND,
-    "before": order.BEFORE, "last but one": order.LAST_BUT_ONE,
+    "end": order.AT_END, "behind": order.BEHIND, "before": order.BEFORE,
 }  # fmt: skip
-ORDINAL = re.compile(r"\bthe (first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth) (?:passage|text|of)")
-NAMES = dict(zip(order.ORDINALS, range(10), strict=True))
+NUMBER = re.compile(r"\d|\b(number|count|how many|(first|second|third|fourth|last but one) (passage|text|of the))\b")
 QUOTED = re.compile(r'"(.+?)(?: \.\.\.)?"')
 
 
@@ -71,16 +69,12 @@ def test_requests_for_lists_are_many_and_none_holds_the_one_held_out(kind: str) 
 
 def looked_up(question: str, texts: Sequence[str]) -> str:
     """The answer, from the question's words and the texts alone."""
-    quote, asked = QUOTED.search(question), QUOTED.sub("", question)
+    asked = QUOTED.sub("", question)
     number = re.search(r"\b(three|four|five)\b", asked)
     length = {"three": 3, "four": 4, "five": 5}[number.group()] if number else 0
     if re.search(r"\b(each|every|all)\b|do the passages begin", asked):
         return " ".join(f"({i}) {' '.join(text.split()[:length])}" for i, text in enumerate(texts, 1))
-    if quote is None and re.search(r"number of|\bmany\b|\bcount\b", asked, re.IGNORECASE):
-        return str(len(texts))
     place = placed(question, texts)
-    if quote is not None and re.search(r"\bnumber\b|where is|which place", asked) and not length:
-        return str(place + 1)
     return " ".join(texts[place].split()[:length]) if length else texts[place]
 
 
@@ -93,13 +87,8 @@ def placed(question: str, texts: Sequence[str]) -> int:
         before = re.search(r"\bbefore\b|\bfollowed by\b|\bprecedes\b", asked)
         behind = re.search(r"\bafter\b|\bfollows\b|\bbehind\b|\bfollowing\b", asked)
         return found - 1 if before else found + 1 if behind else found
-    if re.search(r"last passage but one|second to last|before the last", asked):
-        return len(texts) - 2
-    if re.search(r"\b(last|final)\b|very end", asked):
-        return len(texts) - 1
-    digit, ordinal = re.search(r"passage (?:number )?(\d+)", asked), ORDINAL.search(asked)
-    assert digit or ordinal, question
-    return int(digit.group(1)) - 1 if digit else NAMES[ordinal.group(1)] if ordinal else -1
+    assert re.search(r"\b(last|final)\b|very end", asked), question
+    return len(texts) - 1
 
 
 def agrees(ask: Ask, texts: Sequence[str]) -> bool:
@@ -118,9 +107,9 @@ def test_questions_on_order_are_right(corpus: Corpus, relations: Schema) -> None
         for ask in order.asks_of(passages, "test" if seed % 4 == 0 else "train", r, 8):
             assert agrees(ask, texts), (ask, texts)
             seen[ask.kind] += 1
-            if len(texts) > 1:  # the control: with the passages turned by one, hardly any answer is right
+            if len(texts) > 1:  # the control: with the passages the other way round, hardly any answer is right
                 total += 1
-                wrong += ask.answer != str(len(texts)) and not moved_agrees(ask, [*texts[1:], texts[0]])
+                wrong += not moved_agrees(ask, texts[::-1])
     assert set(seen) == set(order.KINDS) and min(seen.values()) > 60
     assert wrong > 0.6 * total
 
@@ -130,6 +119,13 @@ def moved_agrees(ask: Ask, texts: Sequence[str]) -> bool:
         return agrees(ask, texts)
     except IndexError:
         return False
+
+
+def test_no_question_gives_or_asks_for_a_number() -> None:
+    """A model that numbers its passages loses by reuse (``eval/README.md``)."""
+    for templates in (order.AT_END, order.BEHIND, order.BEFORE, order.SENTENCE, order.WORDS, order.EVERY):
+        assert not [template for template in templates if NUMBER.search(template.lower())]
+    assert NUMBER.search("which passage is number 3?") and NUMBER.search("how does the third passage begin?")
 
 
 def test_what_is_quoted_names_one_passage(corpus: Corpus, relations: Schema) -> None:
