@@ -127,7 +127,7 @@ def _fitting(runner: Runner, rungs: Mapping[int, tuple[int, ...]]) -> dict[int, 
         why = why or lack
         kept.popitem()
     if why:
-        left = f"behind its first {max(kept)} passages at most" if kept else "with nothing before them"
+        left = f"behind {max(kept)} passages of their primer at most" if kept else "with nothing before them"
         logger.warning("segments are encoded %s: %s", left, why)
     return kept
 

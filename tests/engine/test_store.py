@@ -258,6 +258,19 @@ def test_history_knows_why_a_key_is_new() -> None:
     assert history.reason(Segment("the words", name="n", source="s"), (7,), b"o", 8) == "first time"
 
 
+def test_history_tells_another_place_from_another_primer() -> None:
+    history, ids, text = History(rungs=frozenset({"low", "high"})), (1, 2, 3), Segment("the text", name="n")
+    history.note(text, ids, b"k", 8, "low")
+    assert history.reason(text, ids, b"l", 8, "high") == "other place"
+    assert history.reason(text, ids, b"m", 8, "strange") == history.reason(text, ids, b"n", 8) == "other primer"
+    for digest in ("low", "high"):
+        history.stored(label_of(text), digest.encode(), digest)
+    assert history.previous(text, "low") == b"low" and history.previous(text, "high") == b"high"
+    assert history.previous(text) is None
+    history.forget(lambda labels: True)
+    assert history.previous(text, "low") is history.previous(text, "high") is None
+
+
 def test_history_shows_where_two_texts_part() -> None:
     history = History()
     history.note(Segment("score: 0.83 of the report", name="n"), (1,), b"a", 8)

@@ -116,6 +116,27 @@ def test_warmed_passages_are_hits_when_they_are_asked_about(
     assert [s["outcome"] for s in found["questions"][0]["segments"]] == ["hit"]
 
 
+def test_passages_are_warmed_for_every_place(
+    folder: Path, root: Path, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rungs = "---\n\nThe ferry is late.\n\n---\n\nIt rains.\n\nThe office is open."
+    flags = ["--primer", rungs]
+    told_first = told(capsys, *warming(folder, root, corpus, *flags, "--dry-run"))
+    assert (told_first["num_segments"], told_first["num_entries"], told_first["num_encoded"]) == (3, 9, 0)
+    first = told(capsys, *warming(folder, root, corpus, *flags))
+    assert (first["num_segments"], first["num_entries"]) == (3, 9) and first["num_encoded"] == 9 == len(kept(root))
+    assert first["num_bytes"] == told_first["missing_bytes"]
+    files(root)[0].unlink()
+    again = told(capsys, *warming(folder, root, corpus, *flags))
+    assert (again["num_there"], again["num_encoded"]) == (8, 1) and len(kept(root)) == 9
+    assert main([*warming(folder, root, corpus, *flags)]) == 0
+    assert "9 entries, as segments are encoded in several ways, by their place" in capsys.readouterr().err
+    monkeypatch.setattr("hypic.engine.store.costs.Costs.objection", lambda self, *args: "")
+    ask = ["ask", "Who grinds rye for the town?", str(corpus), "--k", "3", "--max-tokens", "2", *flags]
+    found = told(capsys, *ask, "--model", str(folder), "--store", f"disk://{root}?size=64MiB", *SMALL)
+    assert [s["outcome"] for s in found["questions"][0]["segments"]] == ["hit"] * 3
+
+
 def test_a_rehearsal_writes_nothing(folder: Path, root: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, *warming(folder, root, corpus, "--dry-run"))
     assert found["num_segments"] == 3 and found["num_encoded"] == 0 and found["seconds_s"] > 0
@@ -132,7 +153,7 @@ def test_a_corpus_that_is_too_large_is_refused_with_what_would_fit(
     needed = told(capsys, *warming(folder, root, corpus, "--dry-run"))["missing_bytes"]
     assert main(warming(folder, root, corpus, size=str(needed - 1))) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "3 segments take" in line and "hold the first 2;" in line and files(root) == []
+    assert "3 entries take" in line and "hold the first 2;" in line and files(root) == []
 
 
 def test_pruning_removes_what_the_files_no_longer_hold(

@@ -54,6 +54,20 @@ def test_what_is_encoded_behind_the_same_is_lent(lender: Running) -> None:
         assert kept is not None and kept.primer == digest(lender)
 
 
+def test_each_rung_is_lent(worded: Path) -> None:
+    """By its digest; what it is to be encoded behind is no matter of the asker's prompt."""
+    with running(worded, 1, primer=f"---\n\n{TEXT}\n\n---\n\nThe ferry is late.") as lender:
+        rungs = lender.started.identity.primers
+        assert [rung.num_passages for rung in rungs] == [0, 2, 3]
+        kept = []
+        for nonce, rung in enumerate(rungs, 11):
+            asked = want(lender, nonce, 305, rung.digest)
+            assert isinstance(lent(lender, asked), Entry)
+            kept.append(held(lender, asked))
+            assert kept[-1] is not None and kept[-1].primer == rung.digest
+        assert len({one.state_slot for one in kept if one is not None}) == 3
+
+
 def test_what_is_encoded_behind_nothing_is_lent(lender: Running) -> None:
     """A policy may switch it off, and a long segment has no room behind it."""
     asked = want(lender, 3, 302, "")
