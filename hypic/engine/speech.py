@@ -46,15 +46,17 @@ def _piece_to_json(piece: Piece) -> dict[str, Any]:
     return {
         **{"ids": piece.ids, "segment": piece.segment and asdict(piece.segment), "ends": piece.ends_message},
         # Without these a snapshot made elsewhere would be found from other namespaces, and forgotten with none.
-        **{"namespaces": sorted(piece.namespaces), "is_answer": piece.is_answer},
+        **{"namespaces": sorted(piece.namespaces), "is_answer": piece.is_answer, "place": piece.place},
     }
 
 
 def _piece(fields: Mapping[str, Any]) -> Piece:
     segment = Segment(**fields["segment"]) if fields["segment"] else None
     spaces = frozenset(map(str, fields["namespaces"]))
-    ids = tuple(map(_whole, fields["ids"]))
-    return Piece(ids, segment, bool(fields["ends"]), spaces, bool(fields["is_answer"]))
+    ids, place = tuple(map(_whole, fields["ids"])), fields["place"]
+    return Piece(
+        ids, segment, bool(fields["ends"]), spaces, bool(fields["is_answer"]), None if place is None else _whole(place)
+    )
 
 
 def result_to_json(result: Completion | HypicError) -> dict[str, Any]:

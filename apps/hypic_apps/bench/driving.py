@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,12 +37,13 @@ def answer_tasks(prompts: Sequence[Sequence[Piece]], policy: Policy, max_tokens:
     return [Task(f"{name}-{number}", pieces, sampling, policy) for number, pieces in enumerate(prompts)]
 
 
-def encode_tasks(segments: Sequence[Piece], policy: Policy, name: str) -> list[Task]:
-    """Requests that only want their segment encoded."""
+def encode_tasks(segments: Sequence[Piece], policy: Policy, name: str, places: Sequence[int] = (0,)) -> list[Task]:
+    """Requests that only want their segment encoded, for each of ``places`` as if so many segments stood before it."""
     # The token behind the segment stands for text that would follow; it is never run.
     return [
-        Task(f"{name}-{number}", [segment, Piece((0,))], policy=policy, warm=True)
+        Task(f"{name}-{number}-{place}", [replace(segment, place=place), Piece((0,))], policy=policy, warm=True)
         for number, segment in enumerate(segments)
+        for place in places
     ]
 
 

@@ -151,7 +151,7 @@ def _quality(
     done: dict[str, Measured] = {}
 
     def result() -> dict[str, Any]:
-        made = [record for one in done.values() for record in records(about.name, one)]
+        made = [record for name in found if name in done for record in records(about.name, done[name])]
         texts = {"primers": {arm.name: arm.primer for arm in candidates}} if candidates else {}
         return {**_as_json(args, about, made), **texts, "missing": [name for name in found if name not in done]}
 
