@@ -11,7 +11,7 @@ import torch
 
 from hypic.engine.plan import Piece
 from hypic.errors import HypicError
-from hypic.types import Policy
+from hypic.types import Policy, Segment
 from hypic_apps.bench import decode, driving, encode, memory, start
 from hypic_apps.bench.floors import Limits
 from hypic_apps.bench.geometries import geometry
@@ -210,3 +210,12 @@ def test_every_measurement_has_a_table(capsys: pytest.CaptureFixture[str]) -> No
         assert main(["bench", *arguments, *TINY]) == 0
         out = capsys.readouterr().out.splitlines()
         assert len(out) >= 2 and not out[0].startswith("{")
+
+
+def test_segments_are_encoded_for_every_place() -> None:
+    segments, policy = [Piece((n, n + 1), Segment(f"{n}")) for n in (1, 5)], Policy()
+    tasks = driving.encode_tasks(segments, policy, "e", (0, 1, 4))
+    assert [(task.pieces[0].ids, task.pieces[0].place) for task in tasks] == [
+        (segment.ids, place) for segment in segments for place in (0, 1, 4)
+    ]
+    assert len({task.id for task in tasks}) == 6 and all(task.warm for task in tasks)

@@ -48,6 +48,16 @@ def test_a_candidate_is_measured_as_the_model_behind_it(folder: Path, item: Item
     assert found["primer-b"] != found["primer-c"]
 
 
+def test_what_is_timed_is_encoded_for_its_place(folder: Path, item: Item) -> None:
+    """What is run of a prompt whose segments are cached does not hang on what they were encoded behind."""
+    rungs = f"---\n\n{passage(14)}\n\n---\n\n{ONE}"
+    found = _values(Subject(str(folder), EngineConfig.of(**SETTINGS)), item, ("full", "transition"), a=ONE, b=rungs)
+    costs = ("run_share", "encoded_share", "cached_bytes")
+    assert len(item.passages) > 1 and found["primer-a"]["kl"] != found["primer-b"]["kl"]
+    assert [found["primer-b"][name] for name in costs] == [found["primer-a"][name] for name in costs]
+    assert found["primer-b"]["run_share"] < found["full"]["run_share"]
+
+
 def test_who_is_turned_to_finds_the_memory_free(folder: Path, item: Item) -> None:
     subject = Subject(str(folder), EngineConfig.of(**SETTINGS))
     other = subject.behind(ONE)

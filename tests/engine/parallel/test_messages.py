@@ -258,7 +258,11 @@ def test_requests_and_answers_travel_whole() -> None:
     from hypic.types import CacheReport, Completion, Policy, SamplingParams, SegmentReport, TokenLogprob, Usage
     from tests.engine.prompts import few_segments
 
-    pieces = [Piece((7, 8), namespaces=frozenset({"b", "a"}), place=3), *few_segments(), Piece((9,), None, True, is_answer=True)]
+    pieces = [
+        Piece((7, 8), namespaces=frozenset({"b", "a"}), place=3),
+        *few_segments(),
+        Piece((9,), None, True, is_answer=True),
+    ]
     task = Task("id", pieces, SamplingParams(stop=["x"], seed=3), Policy(seam=4), 0.5, notes=("n",), generated=(4,))
     assert task_of("id", json.loads(json.dumps(task_to_json(task)))) == task
     report = CacheReport((SegmentReport("document", "n", None, "hit", 7),), 7, 1, 6, {"ttft": 0.1}, notes=("a",))
