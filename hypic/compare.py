@@ -109,11 +109,13 @@ def compare(pieces: Sequence[Piece], policy: Policy, max_tokens: int, ask: Ask) 
 def _live(
     pieces: Sequence[Piece], policy: Policy, sampling: SamplingParams, ask: Ask, found: Comparison, cached: Completion
 ) -> tuple[Way, ...]:
-    """Each cached segment run live, the others as they were."""
+    """Each cached segment run live, the others as they were, at the places that they had."""
     assert cached.report is not None, "a whole answer comes with its report"
     places = [place for place, piece in enumerate(pieces) if piece.segment is not None]
     tried = [n for n, segment in enumerate(cached.report.segments) if segment.outcome != "live"]
-    prompts = [[replace(p, segment=None) if at == places[n] else p for at, p in enumerate(pieces)] for n in tried]
+    number_of = {at: n for n, at in enumerate(places)}
+    placed = [p if p.segment is None else replace(p, place=number_of[at]) for at, p in enumerate(pieces)]
+    prompts = [[replace(p, segment=None) if at == places[n] else p for at, p in enumerate(placed)] for n in tried]
     out = []
     for number, answer in zip(tried, ask([(one, policy) for one in prompts], sampling), strict=True):
         piece = pieces[places[number]]

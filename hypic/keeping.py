@@ -54,8 +54,8 @@ class Keeping:
         policy: Policy | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[CacheReport]:
-        """Encode segments now; ``progress(done, total)`` is told after each. A segment that is encoded in several ways,
-        by its place in a prompt (``EngineConfig.primer``), is encoded in all.
+        """Encode segments now; ``progress(done, total)`` is told after each. Under ``Policy(rungs=True)`` each is
+        encoded behind every rung of the primer, for all places in a prompt.
 
         Raises:
             PromptError, ConfigError: an argument cannot be right; nothing was encoded.
@@ -63,8 +63,9 @@ class Keeping:
         """
         check_callable("progress", progress, "of two numbers, done and total")
         segments, reports = listed_segments("warm", segments), list[CacheReport]()
-        how = self.tokenizer.encode_text, self._submit_warm, self.places(policy)
-        for report in warm(segments, self._policy(policy), *how):
+        used = self._policy(policy)
+        places = self._identity.places_of if used.primed and used.rungs else lambda num_tokens: (0,)
+        for report in warm(segments, used, self.tokenizer.encode_text, self._submit_warm, places):
             reports.append(report)
             if progress is not None:
                 progress(len(reports), len(segments))
@@ -74,7 +75,7 @@ class Keeping:
         self, segments: Sequence[Segment], *, policy: Policy | None = None, place: int = 0
     ) -> list[tuple[str | None, int]]:
         """Under which key each segment is kept (``None``: it is run live), and how many of its tokens; runs nothing.
-        ``place`` is how many segments stand before each in its prompt.
+        ``place`` is how many segments stand before each in its prompt: under ``Policy(rungs=True)`` it may matter.
 
         Raises:
             PromptError, ConfigError: an argument cannot be right.
@@ -153,8 +154,10 @@ class Keeping:
         return used
 
     def places(self, policy: Policy | None = None) -> tuple[int, ...]:
-        """Numbers of segments before one, one for each way in which a segment may be encoded: mostly ``(0,)``."""
-        return self._identity.places if self._policy(policy).primed else (0,)
+        """Numbers of segments before one, one for each way in which a segment is encoded: ``(0,)`` but for
+        ``Policy(rungs=True)``."""
+        used = self._policy(policy)
+        return self._identity.places if used.primed and used.rungs else (0,)
 
     def _planned(self, segment: Segment, policy: Policy, place: int) -> plan.PlannedSegment:
         return plan.make(warm_pieces(segment, self.tokenizer.encode_text, place), policy, self._identity).segments[0]

@@ -80,7 +80,9 @@ class Policy:
     with an entry for each interior between two of them; and the prompt's last ``live_last`` segments in full.
     Each of those interiors is encoded from the segment's start, which takes about ``n^2 / (2 seam_every)`` tokens for a
     segment of ``n``; a segment for which that is more than 32 n is refused. ``primed=False`` encodes segments with
-    nothing before them although the engine has a text to encode them behind (``EngineConfig.primer``).
+    nothing before them although the engine has a text to encode them behind (``EngineConfig.primer``). ``rungs=True``
+    encodes a segment behind that rung of the text which fits its place in the prompt: closer to full recompute, and
+    encoded once for each rung that it is met behind, where otherwise it is encoded once for all places.
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -97,12 +99,13 @@ class Policy:
     seam_every: int = 0
     live_last: int = 0
     primed: bool = True
+    rungs: bool = False
 
     def __post_init__(self) -> None:
         settle(self)
         one_of("reuse", self.reuse, get_args(Reuse))
         one_of("compose", self.compose, get_args(Compose))
-        for name in ("rotate", "deterministic", "primed"):
+        for name in ("rotate", "deterministic", "primed", "rungs"):
             check_flag(name, getattr(self, name))
         for name in COUNTS:
             check_count(name, getattr(self, name), optional=name == "min_segment_tokens")

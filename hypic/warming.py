@@ -19,10 +19,10 @@ def warm(
     policy: Policy,
     encode: Callable[[str], list[int]],
     submit: Callable[[list[Piece], Policy], Inbox],
-    places: Sequence[int] = (0,),
+    places: Callable[[int], Sequence[int]] = lambda num_tokens: (0,),
 ) -> Iterator[CacheReport]:
     """A report per segment, in order, as each is encoded; ``segments`` may come one by one. Each is encoded for all
-    ``places``: as if so many segments stood before it.
+    ``places`` of one of so many tokens: as if so many segments stood before it.
 
     Raises:
         PromptError: one is no ``Segment``.
@@ -30,7 +30,9 @@ def warm(
     """
     waiting: deque[list[Inbox]] = deque()
     for segment in segments:
-        waiting.append([submit(warm_pieces(segment, encode, place), policy) for place in places])
+        pieces = warm_pieces(segment, encode)
+        ways = [[replace(pieces[0], place=place), *pieces[1:]] for place in places(len(pieces[0].ids))]
+        waiting.append([submit(way, policy) for way in ways])
         if len(waiting) >= WARM_AT_ONCE:
             yield _report(waiting.popleft())
     while waiting:
@@ -50,11 +52,15 @@ def warm_pieces(segment: Segment, encode: Callable[[str], list[int]], place: int
 
 
 def _report(inboxes: Sequence[Inbox]) -> CacheReport:
-    """Of all entries of one segment: no hit if one of them was none, their bytes and what was run for them together."""
+    """Of all entries of one segment: no hit if one of them was none, and bytes and tokens of all together but for those
+    of the prompt, which count once."""
     found = [Answer().take(inbox.get()).report for inbox in inboxes]
     reports = [report for report in found if report is not None]
     assert len(reports) == len(inboxes), "a warmed segment comes with its report"
     rows = [row for report in reports for row in report.segments]
     told = next((row for row in rows if row.outcome != "hit"), rows[0])
     row = replace(told, num_bytes=sum(row.num_bytes for row in rows))
-    return replace(reports[0], segments=(row,), computed_tokens=sum(report.computed_tokens for report in reports))
+    computed, reused = (
+        sum(tokens) for tokens in zip(*((r.computed_tokens, r.reused_tokens) for r in reports), strict=True)
+    )
+    return replace(reports[-1], segments=(row,), computed_tokens=computed, reused_tokens=reused)

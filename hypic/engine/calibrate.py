@@ -90,7 +90,7 @@ def _canary(engine: Engine, length: int) -> Canary:
 
 
 def _run(engine: Engine, *texts: tuple[int, ...]) -> None:
-    engine.add(warming("calibrate", texts, Segment("", name=NAME), Policy().seam, place=0))
+    engine.add(warming("calibrate", texts, Segment("", name=NAME), Policy(min_segment_tokens=0)))
     while engine.has_work:
         engine.step()
 
@@ -99,14 +99,11 @@ def warming(
     id: str,
     texts: Sequence[tuple[int, ...]],
     segment: Segment,
-    seam: int,
+    policy: Policy,
     is_trial: bool = False,
-    deterministic: bool = False,
     place: int | None = None,
 ) -> Task:
-    """Encode texts here, each as this segment with ``place`` segments before it, and nothing else; behind no primer if
-    that is ``None``."""
-    policy = Policy(seam=seam, min_segment_tokens=0, deterministic=deterministic, primed=place is not None)
+    """Encode texts here, each as this segment with ``place`` segments before it, and nothing else."""
     # The token behind the segments is never run: it stands for the text that will follow.
     pieces, sampling = [*(Piece(ids, segment, place=place) for ids in texts), Piece((0,))], SamplingParams(max_tokens=1)
     return Task(id, pieces, sampling, policy, warm=True, stays=True, is_trial=is_trial)

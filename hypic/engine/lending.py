@@ -28,7 +28,7 @@ from hypic.engine.segment import CachedSegment
 from hypic.engine.store.expiry import is_over
 from hypic.engine.task import Emission
 from hypic.errors import HypicError
-from hypic.types import Segment
+from hypic.types import Policy, Segment
 
 logger = logging.getLogger("hypic")
 
@@ -75,7 +75,7 @@ class Lending:
         if want.generation != self._generation:
             reply(self._refusal(want, f"generation {want.generation} is over"))
             return
-        entry, place = engine.store.find(bytes.fromhex(want.key)), _place(engine, want.primer)
+        entry, place = engine.store.find(bytes.fromhex(want.key)), _place(engine, want)
 
         def sink(emission: Emission) -> None:
             if emission.is_last:
@@ -90,7 +90,7 @@ class Lending:
             elif want.deterministic and len(want.ids) > engine.scheduler.limit.tokens:
                 reply(self._refusal(want, "it is longer than a step here and must not be run in pieces"))
             else:
-                how = (want.seam, want.is_trial, want.deterministic, place)
+                how = (_policy(want), want.is_trial, place)
                 self._loop.submit(warming(_task_id(asked.ask), [want.ids], segment, *how), sink)
         except HypicError as error:
             reply(self._refusal(want, str(error)))
@@ -158,9 +158,19 @@ def _segment(want: Want) -> Segment:
     return Segment("", name=want.name, source=want.source, namespace=want.namespace, ttl_s=ttl_s)
 
 
-def _place(engine: Engine, digest: str) -> int | None:
-    """How many segments stand before one that is encoded behind that primer here; none has it: ``None``."""
-    return next((one.num_passages for one in engine.runner.identity.primers if one.digest == digest), None)
+def _policy(want: Want) -> Policy:
+    is_primed = bool(want.primer)
+    return Policy(
+        seam=want.seam, min_segment_tokens=0, deterministic=want.deterministic, primed=is_primed, rungs=is_primed
+    )
+
+
+def _place(engine: Engine, want: Want) -> int | None:
+    """How many segments stand before one that is encoded behind the wanted primer here; ``None``: there is no such
+    primer, or no room for the text behind it."""
+    length = len(want.ids)
+    primers = [one for one in engine.runner.identity.primers if one.digest == want.primer and length <= one.longest]
+    return primers[0].num_passages if primers else None
 
 
 def _task_id(ask: tuple[int, int]) -> str:

@@ -224,8 +224,7 @@ class _Builder:
             return
         self.policy.check_encoding(len(piece.ids), piece.segment.seam)
         done, keys = 0, list[bytes]()
-        place = len(self.segments) if piece.place is None else piece.place
-        primer = self.identity.primer_of(len(piece.ids), place) if self.policy.primed else None
+        primer = self._primer(piece) if self.policy.primed else None
         for start, stop in interiors:
             keys.append(self._key(piece, start, stop, primer))
             digest.update((prefix_hash.later(done) if done else b"") + prefix_hash.entry(keys[-1]))
@@ -238,6 +237,10 @@ class _Builder:
             digest.update(prefix_hash.live(piece.ids[done:]))
             self.row(len(piece.ids) - done)
         self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys)))
+
+    def _primer(self, piece: Piece) -> Primer | None:
+        place = len(self.segments) if piece.place is None else piece.place
+        return self.identity.primer_of(len(piece.ids), place if self.policy.rungs else None)
 
     def _key(self, piece: Piece, start: int, stop: int, primer: Primer | None) -> bytes:
         assert piece.segment is not None, "only segments have entries"

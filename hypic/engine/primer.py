@@ -15,6 +15,7 @@ nearest to the number of segments before it, and a segment that returns at anoth
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,7 @@ from hypic.types import Prompt, Segment
 
 logger = logging.getLogger("hypic")
 # Between two passages of a primer, and any text in the place of the segment behind it.
-BETWEEN, NEXT = "\n\n", "next"
+BETWEEN, NEXT = re.compile(r"\n[ \t]*\n"), "next"
 # A paragraph that ends a rung.
 MARK = "---"
 # No primer is longer than this share of the context: segments need room behind it.
@@ -65,15 +66,15 @@ def _plain(text: str) -> str:
 
 
 def passages_of(text: str) -> dict[int, tuple[str, ...]]:
-    """The passages of each rung, by their number: a paragraph each, up to every mark and to the end; none at all if
-    there is no passage."""
+    """The passages of each rung, by their number: a paragraph each, up to every mark and to the end; none at all where
+    there is neither passage nor mark."""
     passages, ends = list[str](), set[int]()
-    for paragraph in map(str.strip, text.split(BETWEEN)):
+    for paragraph in map(str.strip, BETWEEN.split(text)):
         if paragraph == MARK:
             ends.add(len(passages))
         elif paragraph:
             passages.append(paragraph)
-    return {number: tuple(passages[:number]) for number in sorted({*ends, len(passages)})} if passages else {}
+    return {number: tuple(passages[:number]) for number in sorted({*ends, len(passages)})} if passages or ends else {}
 
 
 def ids_of(folder: Path, config: EngineConfig) -> dict[int, tuple[int, ...]]:
@@ -90,11 +91,10 @@ def ids_of(folder: Path, config: EngineConfig) -> dict[int, tuple[int, ...]]:
         return {}
     tokenizer = Tokenizer(folder)
     try:
-        found = {number: _head(tokenizer, passages) for number, passages in rungs.items()}
+        return {number: _head(tokenizer, passages) for number, passages in rungs.items()}
     except PromptError as error:
         why = str(error).rstrip(".")
         raise ConfigError(f"the primer cannot be read: {why}; or pass primer='' for none.") from error
-    return {number: ids for number, ids in found.items() if ids}
 
 
 def _head(tokenizer: Tokenizer, passages: Sequence[str]) -> tuple[int, ...]:
@@ -127,7 +127,8 @@ def _fitting(runner: Runner, rungs: Mapping[int, tuple[int, ...]]) -> dict[int, 
         why = why or lack
         kept.popitem()
     if why:
-        left = f"behind {max(kept)} passages of their primer at most" if kept else "with nothing before them"
+        number = max(kept, default=0)
+        left = f"behind {number or 'no'} passages of their primer at most" if kept else "with nothing before them"
         logger.warning("segments are encoded %s: %s", left, why)
     return kept
 
@@ -140,11 +141,11 @@ def primed(runner: Runner, rungs: Mapping[int, tuple[int, ...]]) -> Runner:
         ConfigError: the primer is too long for the context or for the memory, or cannot be run.
     """
     if not rungs:
-        return runner
+        return replace(runner, identity=replace(runner.identity, primers=()), primers=())
     why = _lack(runner, rungs)
     if why:
         raise ConfigError(f"{why}; pass a shorter one, raise max_context= or memory=, or pass primer='' for none.")
-    kept = [_kept(runner.pool, ids) for ids in rungs.values()]
+    kept = [_kept(runner.pool, ids) for ids in rungs.values() if ids]
     for one in kept:
         _run(runner, one)
     primers = tuple(Primer(ids, runner.max_context - len(ids), number) for number, ids in rungs.items())
@@ -188,11 +189,16 @@ def _lack(runner: Runner, rungs: Mapping[int, tuple[int, ...]]) -> str:
     pool, most, lengths = runner.pool, int(MOST * runner.max_context), [len(ids) for ids in rungs.values()]
     if max(lengths) > most:
         return f"the primer has {max(lengths)} tokens, and of a context of {runner.max_context} it may take {most}"
-    own = Need(sum(pool.pages_for(length) for length in lengths), len(lengths))
+    own = Need(sum(pool.pages_for(length) for length in lengths), len([length for length in lengths if length]))
     need, have = reserve(pool.page_size, runner.max_context, 1) + own, pool.capacity
     if pool.could_hold(need):
         return ""
     return (
-        f"the primer's {sum(lengths)} tokens do not fit beside one prompt: {need.pages} pages and {need.states} states "
+        f"the primer's {_counted(lengths)} do not fit beside one prompt: {need.pages} pages and {need.states} states "
         f"are needed and memory= holds {have.pages} and {have.states}"
     )
+
+
+def _counted(lengths: Sequence[int]) -> str:
+    """Tokens of a primer in words: each rung is run and kept for itself."""
+    return f"{sum(lengths)} tokens" if len(lengths) == 1 else f"{len(lengths)} rungs of {sum(lengths)} tokens in all"

@@ -71,15 +71,26 @@ class Identity:
         behind = (f"behind:{primer}",) if primer else ()
         return _begun((*parts, "none" if namespace is None else f"some:{namespace}", *behind))
 
-    def primer_of(self, num_tokens: int, place: int = 0) -> Primer | None:
+    def primer_of(self, num_tokens: int, place: float | None = None) -> Primer | None:
         """What a segment of so many tokens is encoded behind that has ``place`` segments before it: of all primers with
-        room for it the one whose number of passages is nearest, of two as near the longer; none where none has room."""
+        room for it the one whose number of passages is nearest, of two as near the longer; none where none has room,
+        or where that one holds no token, as the bare rung of a model without a chat template.
+        ``None`` is any place: the middle one, by half of all passages."""
+        near = place if place is not None else max([one.num_passages for one in self.primers], default=0) / 2
         with_room = [primer for primer in self.primers if num_tokens <= primer.longest]
-        return min(with_room, key=lambda one: (abs(one.num_passages - place), -one.num_passages), default=None)
+        found = min(with_room, key=lambda one: (abs(one.num_passages - near), -one.num_passages), default=None)
+        return found if found is not None and found.ids else None
+
+    def places_of(self, num_tokens: int) -> tuple[int, ...]:
+        """Of ``places``, one for each rung that a segment of so many tokens may be encoded behind."""
+        found: dict[Primer | None, int] = {}
+        for place in self.places:
+            found.setdefault(self.primer_of(num_tokens, place), place)
+        return tuple(found.values())
 
     @property
     def places(self) -> tuple[int, ...]:
-        """A number of segments before one for each way in which it may be encoded."""
+        """A number of segments before one for each rung that it may be encoded behind."""
         return tuple(primer.num_passages for primer in self.primers) or (0,)
 
 

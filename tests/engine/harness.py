@@ -158,17 +158,17 @@ class Bench:
 
     # -- what is held ------------------------------------------------------------------------------------------------
 
-    def entry(self, piece: Piece, policy: Policy = POLICY, place: int = 0) -> CachedSegment:
+    def entry(self, piece: Piece, policy: Policy = POLICY, place: int | None = None) -> CachedSegment:
         return next(e for e in self.store if e.key == self.key(piece, policy, place))
 
-    def key(self, piece: Piece, policy: Policy = POLICY, place: int = 0) -> bytes:
+    def key(self, piece: Piece, policy: Policy = POLICY, place: int | None = None) -> bytes:
         assert piece.segment is not None, "live text has no key"
         identity = self.engine.runner.identity
         primer = identity.primer_of(len(piece.ids), place) if policy.primed else None
         behind = "" if primer is None else primer.digest
         return identity.key(piece.ids, policy.seam, piece.segment.namespace, policy.deterministic, behind)
 
-    def contents(self, piece: Piece, policy: Policy = POLICY, place: int = 0) -> dict[str, Tensor]:
+    def contents(self, piece: Piece, policy: Policy = POLICY, place: int | None = None) -> dict[str, Tensor]:
         """All that is kept of a segment, layer by layer; a short interior's tail is cut to what it holds."""
         entry, pool = self.entry(piece, policy, place), self.pool
         slots = torch.from_numpy(entry.kv_slots).to(pool.device)

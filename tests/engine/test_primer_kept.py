@@ -59,9 +59,8 @@ def test_keys_without_a_primer_are_what_they_were_before_there_were_any() -> Non
 
 def test_each_primer_has_keys_of_its_own() -> None:
     others = [replace(PLAIN, primers=(Primer(ids, 100),)) for ids in (OTHER, ())]
-    identities = [PLAIN, BEHIND, *others]
-    found = [planned(SEGMENT, identity)[0] for identity in identities]
-    assert len(set(found)) == len(found)
+    *found, empty = [planned(SEGMENT, identity)[0] for identity in (PLAIN, BEHIND, *others)]
+    assert len(set(found)) == len(found) and empty == found[0], "no token is no primer"
     assert planned(SEGMENT, replace(PLAIN, primers=(Primer(PRIMER, 50),))) == (found[1],), "room is no part of a key"
     spaced = PLAIN.key(SEGMENT.ids, 8, f"t{BEHIND.primer_of(1)}", False)
     assert spaced not in found

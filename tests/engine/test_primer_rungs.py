@@ -23,6 +23,7 @@ from tests.reference import Result, SegmentLink
 
 Make = Callable[..., Bench]
 EXACT = TOLERANCE["float64"]
+BY_PLACE = POLICY.with_(rungs=True)
 MODELS = ["qwen", "minimax-partial"]
 BARE, ONE, FIVE = (tuple(random_ids(n, 60 + n)) for n in (3, 21, 70))
 RUNGS = {0: BARE, 1: ONE, 5: FIVE}
@@ -44,7 +45,7 @@ def expected(checkpoints: Checkpoints, name: str, pieces: Sequence[Piece], behin
 def test_each_place_has_its_rung(name: str, dtype: str, bench: Make, checkpoints: Checkpoints) -> None:
     engine, wanted = bench(name, dtype, rungs=RUNGS), expected(checkpoints, name, PROMPT, BEHIND)
     for outcome in ("encoded", "hit"):
-        answer = engine.ask(PROMPT)
+        answer = engine.ask(PROMPT, BY_PLACE)
         assert answer.error_to(wanted) < TOLERANCE[dtype] and set(answer.outcomes) == {outcome}
     engine.assert_back_to_start()
 
@@ -53,7 +54,7 @@ def test_each_place_has_its_rung(name: str, dtype: str, bench: Make, checkpoints
 @pytest.mark.parametrize("name", MODELS)
 def test_each_place_has_its_rung_bites(name: str, number: int, bench: Make, checkpoints: Checkpoints) -> None:
     """One segment behind the rung next to its own."""
-    answer = bench(name, rungs=RUNGS).ask(PROMPT)
+    answer = bench(name, rungs=RUNGS).ask(PROMPT, BY_PLACE)
     other = BARE if BEHIND[number] is ONE else ONE
     behind = [*BEHIND[:number], other, *BEHIND[number + 1 :]]
     assert answer.error_to(expected(checkpoints, name, PROMPT, behind)) > 100 * EXACT
@@ -63,7 +64,7 @@ def test_each_place_has_its_rung_bites(name: str, number: int, bench: Make, chec
 @pytest.mark.parametrize("kernels", ["on", "off"])
 def test_in_pieces_and_by_kernels(step: int, kernels: str, bench: Make, checkpoints: Checkpoints) -> None:
     engine = bench("qwen", rungs=RUNGS, max_step_tokens=step, kernels=kernels, page_size=4, max_context=1024)
-    assert engine.ask(PROMPT).error_to(expected(checkpoints, "qwen", PROMPT, BEHIND)) < EXACT
+    assert engine.ask(PROMPT, BY_PLACE).error_to(expected(checkpoints, "qwen", PROMPT, BEHIND)) < EXACT
 
 
 def test_what_stands_before_the_first_segment_may_be_the_rung_itself(bench: Make, checkpoints: Checkpoints) -> None:
@@ -72,7 +73,7 @@ def test_what_stands_before_the_first_segment_may_be_the_rung_itself(bench: Make
     full = checkpoints.reference("qwen").full(flat(pieces)).logits
 
     def error(rungs: dict[int, tuple[int, ...]]) -> float:
-        answer = bench("qwen", rungs=rungs).ask(pieces)
+        answer = bench("qwen", rungs=rungs).ask(pieces, BY_PLACE)
         positions = sorted(answer.logits)
         assert len(positions) == len(full) - len(SEGMENT.ids) + POLICY.seam, "the interior is cached"
         return relative(answer.rows(positions), full[positions])
@@ -82,19 +83,19 @@ def test_what_stands_before_the_first_segment_may_be_the_rung_itself(bench: Make
 
 def test_a_segment_that_moves_to_another_rung_is_encoded_anew_and_says_so(bench: Make) -> None:
     engine = bench("qwen", rungs=RUNGS)
-    first = engine.ask([live(4, 1), SEGMENT, live(6, 2)])
-    second = engine.ask([live(4, 1), SEGMENTS[1], SEGMENT, live(6, 2)])
+    first = engine.ask([live(4, 1), SEGMENT, live(6, 2)], BY_PLACE)
+    second = engine.ask([live(4, 1), SEGMENTS[1], SEGMENT, live(6, 2)], BY_PLACE)
     assert first.outcomes == ["encoded"] and second.outcomes == ["encoded"] * 2
     assert second.reasons == ["first time", "other place"] and engine.num_segments == 3
-    third = engine.ask([live(4, 1), SEGMENTS[2], SEGMENTS[3], SEGMENT, live(6, 2)])
+    third = engine.ask([live(4, 1), SEGMENTS[2], SEGMENTS[3], SEGMENT, live(6, 2)], BY_PLACE)
     assert third.outcomes == ["encoded", "encoded", "hit"], "two before it is nearest to one, as one was"
-    assert engine.ask([live(4, 1), SEGMENT, live(6, 2)], POLICY.with_(primed=False)).reasons == ["other primer"]
+    assert engine.ask([live(4, 1), SEGMENT, live(6, 2)], BY_PLACE.with_(primed=False)).reasons == ["other primer"]
     engine.assert_back_to_start()
 
 
 def test_texts_run_live_count_as_passages(bench: Make, checkpoints: Checkpoints) -> None:
     pieces = [live(4, 1), seg(5, 7), SEGMENT, live(6, 2)]
-    answer = bench("qwen", rungs=RUNGS).ask(pieces)
+    answer = bench("qwen", rungs=RUNGS).ask(pieces, BY_PLACE)
     assert answer.outcomes == ["live", "encoded"]
     assert answer.error_to(expected(checkpoints, "qwen", pieces, [ONE])) < EXACT
     assert answer.error_to(expected(checkpoints, "qwen", pieces, [BARE])) > 100 * EXACT
@@ -105,22 +106,22 @@ def test_which_other_rungs_there_are_changes_no_bit(bench: Make) -> None:
     found = []
     for rungs in (RUNGS, {1: ONE}, {1: ONE, 5: FIVE}):
         engine = bench("qwen", "float32", rungs=rungs)
-        engine.ask([live(4, 1), SEGMENTS[1], SEGMENT, live(6, 2)])
-        found.append(engine.contents(SEGMENT, place=1))
+        engine.ask([live(4, 1), SEGMENTS[1], SEGMENT, live(6, 2)], BY_PLACE)
+        found.append(engine.contents(SEGMENT, BY_PLACE, 1))
     assert same_bits(found[0], found[1]) and same_bits(found[0], found[2])
     other = bench("qwen", "float32", rungs={1: FIVE})
-    other.ask([live(4, 1), SEGMENTS[1], SEGMENT, live(6, 2)])
-    assert not same_bits(found[0], other.contents(SEGMENT, place=1))
+    other.ask([live(4, 1), SEGMENTS[1], SEGMENT, live(6, 2)], BY_PLACE)
+    assert not same_bits(found[0], other.contents(SEGMENT, BY_PLACE, 1))
 
 
 def test_an_entry_on_disk_is_found_by_an_engine_with_that_rung_alone(bench: Make, tmp_path: Path) -> None:
     pieces = [live(4, 1), *SEGMENTS[1:6], SEGMENT, live(6, 2)]
     engine = always_load(bench("qwen", rungs=RUNGS, store=disk_at(tmp_path)))
-    engine.ask(pieces)
+    engine.ask(pieces, BY_PLACE)
     saved(engine).engine.close()
     for rungs, outcome in (({5: FIVE}, "hit"), ({5: ONE}, "encoded")):
         again = always_load(bench("qwen", rungs=rungs, store=disk_at(tmp_path)))
-        assert again.ask([live(4, 1), SEGMENT, live(6, 2)]).outcomes == [outcome]
+        assert again.ask([live(4, 1), SEGMENT, live(6, 2)], BY_PLACE).outcomes == [outcome]
         again.engine.close()
 
 
@@ -132,9 +133,9 @@ def test_a_named_text_that_grew_is_continued_at_its_place(place: int, bench: Mak
     short, long = (Piece(tuple(ids[:n]), Segment(f"notes of {n}", name="notes.md")) for n in (33, 60))
     elsewhere = SEGMENTS[1 : 1 + (0 if place else 5)]
     for pieces in ([*before, short], [*elsewhere, short]):
-        engine.ask([live(4, 1), *pieces, live(6, 2)])
+        engine.ask([live(4, 1), *pieces, live(6, 2)], BY_PLACE)
     prompt = [live(4, 1), *before, long, live(6, 2)]
-    answer = engine.ask(prompt)
+    answer = engine.ask(prompt, BY_PLACE)
     assert answer.reasons[-1].startswith("grown")
     assert answer.error_to(expected(checkpoints, "qwen", prompt, BEHIND)) < EXACT
 
@@ -172,12 +173,39 @@ def test_of_rungs_without_room_none_is_taken() -> None:
     }  # fmt: skip
 
 
+def test_the_middle_rung_is_for_any_place() -> None:
+    """So a primer with rungs is as one of the middle one's length where places do not count."""
+    assert rungs(0, 1, 4, 8).primer_of(10) == rungs(4).primer_of(10, 30) != rungs(0, 1, 4, 8).primer_of(10, 8)
+    found = [identity.primer_of(10) for identity in (rungs(6), rungs(0, 9), PLAIN)]
+    assert [one and one.num_passages for one in found] == [6, 9, None]
+    ids = tuple(range(1, 41))
+    plain = make([*(Piece(ids, Segment("text")) for _ in range(6)), live(3, 9)], POLICY, rungs(0, 1, 4))
+    assert len({segment.key for segment in plain.segments}) == 1
+
+
+def test_a_bare_rung_of_no_token_is_no_primer(bench: Make, checkpoints: Checkpoints) -> None:
+    """As of a model without a chat template: a prompt's first segment is encoded with nothing before it, and exact."""
+    engine = bench("qwen", rungs={0: (), 1: ONE})
+    pieces = [SEGMENT, SEGMENTS[1], live(6, 2)]
+    answer = engine.ask(pieces, BY_PLACE)
+    assert answer.error_to(expected(checkpoints, "qwen", pieces, [(), ONE])) < EXACT
+    assert answer.error_to(expected(checkpoints, "qwen", pieces, [ONE, ONE])) > 100 * EXACT
+    assert engine.engine.runner.identity.places == (0, 1)
+    assert engine.ask(pieces[1::-1] + pieces[2:], BY_PLACE).reasons == ["other place"] * 2
+    engine.assert_back_to_start()
+
+
+def test_a_rung_without_room_is_none_of_the_ways() -> None:
+    identity = rungs(1, 4, 8)
+    assert [identity.places_of(length) for length in (20, 21, 61, 91)] == [(1, 4, 8), (1, 4), (1,), (1,)]
+
+
 def test_a_piece_may_say_its_place() -> None:
     ids = tuple(range(1, 41))
     text, identity = Segment("text"), rungs(0, 1, 4)
-    keys = [make([Piece(ids, text, place=n), live(3, 9)], POLICY, identity).segments[0].key for n in (0, 1, 4, 9)]
+    keys = [make([Piece(ids, text, place=n), live(3, 9)], BY_PLACE, identity).segments[0].key for n in (0, 1, 4, 9)]
     assert len(set(keys)) == 3 and keys[2] == keys[3]
-    row = make([*(Piece(ids, text) for _ in range(6)), live(3, 9)], POLICY, identity)
+    row = make([*(Piece(ids, text) for _ in range(6)), live(3, 9)], BY_PLACE, identity)
     assert [segment.key for segment in row.segments] == [keys[n] for n in (0, 1, 1, 2, 2, 2)]
 
 
@@ -194,8 +222,9 @@ def test_a_piece_may_say_its_place() -> None:
         ("---\n\nA\n\n---\n\nB\n\nC", {0: "", 1: "A", 3: "ABC"}),
         ("A\n\n---", {1: "A"}),
         ("A\n\n---\n\n---\n\nB\n\n\n\nC\n\n---\n\n", {1: "A", 3: "ABC"}),
-        ("---", {}),
-        ("---\n\n---", {}),
+        ("---", {0: ""}),
+        ("---\n\n---", {0: ""}),
+        ("A\n \n---\n\t\nB", {1: "A", 2: "AB"}),
     ],
 )
 def test_marks_end_rungs(text: str, rungs: dict[int, str]) -> None:

@@ -17,12 +17,13 @@ from hypic.errors import ConfigError
 from tests.llm.asking import REUSE, SETTINGS, assert_idle, passage, sampling
 
 TEXT = "---\n\nThe lighthouse keeper counts ships.\n\n---\n\nA letter came.\n\nThe office opens at nine.\n\nIt rains."
+BY_PLACE = REUSE.with_(rungs=True)
 SEGMENTS = [Segment(passage(n), name=f"passage {n}") for n in range(5)]
 
 
 @pytest.fixture(scope="module")
 def placed(folder: Path) -> Iterator[LLM]:
-    with LLM(str(folder), primer=TEXT, **SETTINGS) as llm:
+    with LLM(str(folder), primer=TEXT, **{**SETTINGS, "policy": BY_PLACE}) as llm:
         yield llm
 
 
@@ -56,7 +57,7 @@ def test_rungs_are_heads_of_prompts(folder: Path, placed: LLM) -> None:
 def test_the_first_segment_of_a_prompt_is_exact(placed: LLM, llm: LLM) -> None:
     """It is encoded behind the scaffolding that it is read behind."""
     full, alike = Policy(reuse="none"), pytest.approx(logprobs(llm, SEGMENTS[:1], Policy(reuse="none")), abs=1e-9)
-    assert logprobs(placed, SEGMENTS[:1], REUSE) == alike == logprobs(placed, SEGMENTS[:1], full)
+    assert logprobs(placed, SEGMENTS[:1], BY_PLACE) == alike == logprobs(placed, SEGMENTS[:1], full)
     assert logprobs(llm, SEGMENTS[:1], REUSE) != alike, "the control: without a primer it is not"
 
 
@@ -73,6 +74,15 @@ def test_what_is_warmed_is_found_at_every_place(placed: LLM) -> None:
         assert [row.outcome for row in rows(placed, SEGMENTS[turn:] + SEGMENTS[:turn])] == ["hit"] * 5
     assert [[row.outcome for row in report.segments] for report in placed.warm(SEGMENTS)] == [["hit"]] * 5
     assert_idle(placed)
+
+
+def test_a_segment_without_room_behind_a_rung_has_an_entry_less(placed: LLM) -> None:
+    long = Segment("word " * 500)
+    num_tokens = len(placed.tokenizer.encode_text(long.text.strip()))
+    assert 2048 - placed.stats()["primer_tokens"] < num_tokens <= 2048 - placed.stats()["primer_rungs"][1]
+    (row,) = placed.warm([long])[0].segments
+    entries = placed.entries()
+    assert len(entries) == 2 and row.num_bytes == sum(entry.num_bytes for entry in entries)
 
 
 def test_warming_what_is_partly_there_says_that_it_was_not_all(placed: LLM) -> None:
@@ -130,7 +140,7 @@ def test_rungs_that_do_not_fit_are_left_out(folder: Path, tmp_path: Path, caplog
     made = Path(shutil.copytree(folder, tmp_path / "model"))
     long = "word " * 700
     (made / weights.PRIMER_FILE).write_text(f"---\n\nShort.\n\n---\n\n{long}", encoding="utf-8")
-    with caplog.at_level(logging.WARNING), LLM(str(made), **SETTINGS) as llm:
+    with caplog.at_level(logging.WARNING), LLM(str(made), **{**SETTINGS, "policy": BY_PLACE}) as llm:
         assert llm.places() == (0, 1)
     assert "segments are encoded behind 1 passages of their primer at most: the primer has" in caplog.text
     with pytest.raises(ConfigError, match="of a context of 2048 it may take 512"):

@@ -195,8 +195,9 @@ class Rig:
 
     def encode_alone(self, documents: Sequence[Piece]) -> None:
         """Have this worker encode segments, each in a step that runs nothing else."""
+        policy = Policy(seam=self.policy.seam, min_segment_tokens=0)
         for piece in documents:
-            self._answer(warming(self._id(), [piece.ids], Segment(""), self.policy.seam))
+            self._answer(warming(self._id(), [piece.ids], Segment(""), policy))
 
     def _id(self) -> str:
         return f"bench-{next(self._numbers)}"

@@ -44,6 +44,7 @@ HELP: Mapping[str, str] = {
     "seam_every": "a further seam every so many tokens of a segment; encoding grows with their number; 0: none",
     "live_last": "how many of the prompt's last segments are run live",
     "primed": "encode segments behind the primer, if there is one",
+    "rungs": "encode each behind the rung of the primer that fits its place in the prompt, once for each rung",
     "deterministic": "results that do not depend on the batch",
 }
 

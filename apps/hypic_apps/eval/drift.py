@@ -60,15 +60,16 @@ class Seen:
 
 def measure(
     subject: Subject, items: Sequence[Item], arms: Sequence[str] = ARM_NAMES, system: str = "",
-    progress: Callable[[], None] = lambda: None,
+    progress: Callable[[], None] = lambda: None, rungs: bool = False,
 ) -> list[Drift]:  # fmt: skip
-    """Every arm's drift over the items' prompts; each prompt has to fit one step of the engine."""
+    """Every arm's drift over the items' prompts; each prompt has to fit one step of the engine. With ``rungs`` segments
+    are encoded behind the rung that fits their place."""
     errors: dict[str, list[list[tuple[Tensor | None, float]]]] = {arm: [] for arm in arms}
     near: dict[str, list[Sequence[Sequence[Tensor]]]] = {arm: [] for arm in arms}
     for item in items:
-        full = _look(subject, item, FULL, system)
+        full = _look(subject, item, FULL, system, rungs)
         for arm in arms:
-            found = _look(subject, item, arm, system)
+            found = _look(subject, item, arm, system, rungs)
             errors[arm].append(_errors(subject, found, full))
             near[arm].append(_by_distance(found, full))
         progress()
@@ -86,11 +87,11 @@ def _kind(layer: nn.Module) -> str:
     return "full_attention" if name in ("Attention", "LatentAttention") else "linear_attention"
 
 
-def _look(subject: Subject, item: Item, arm: str, system: str) -> Seen:
+def _look(subject: Subject, item: Item, arm: str, system: str, rungs: bool) -> Seen:
     prompt = ARMS[arm].build(item, system)
     assert prompt is not None, "arms of drift have a prompt for every item"
     subject.forget()
-    return look(subject, prompt, ARMS[arm].policy)
+    return look(subject, prompt, ARMS[arm].policy.with_(rungs=rungs))
 
 
 def look(subject: Subject, prompt: Prompt, policy: Policy) -> Seen:

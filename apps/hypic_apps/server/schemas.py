@@ -58,6 +58,7 @@ class HypicOptions(BaseModel):
     seam_every: int | None = None
     live_last: int | None = None
     primed: bool | None = None
+    rungs: bool | None = None
     split_flat: bool = True
     parse: Literal["all", "reasoning", "none"] = "all"
     return_tokens: bool = False

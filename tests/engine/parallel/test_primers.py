@@ -68,6 +68,19 @@ def test_each_rung_is_lent(worded: Path) -> None:
         assert len({one.state_slot for one in kept if one is not None}) == 3
 
 
+def test_a_lender_without_room_behind_the_rung_refuses(worded: Path) -> None:
+    """And encodes nothing that nobody asked for."""
+    with running(worded, 1, primer=f"---\n\n{TEXT}") as lender:
+        identity = lender.started.identity
+        rung = identity.primers[1]
+        asked = want(lender, 21, 306, rung.digest)
+        narrow = replace(identity, primers=(identity.primers[0], Primer(rung.ids, len(asked.ids) - 1, 2)))
+        lender.started.loop.call(lambda engine: setattr(engine, "runner", replace(engine.runner, identity=narrow)))
+        answer = lent(lender, asked)
+        assert isinstance(answer, Refused) and answer.reason == "segments are encoded behind another primer here"
+        assert held(lender, asked) is None
+
+
 def test_what_is_encoded_behind_nothing_is_lent(lender: Running) -> None:
     """A policy may switch it off, and a long segment has no room behind it."""
     asked = want(lender, 3, 302, "")
