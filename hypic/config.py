@@ -92,10 +92,10 @@ class EngineConfig:
     adapter, a folder or a repository, merged into the weights when they are loaded. ``primer`` is a text behind which
     every segment is encoded, so that its first tokens do not stand at the beginning of everything; it stands in no
     prompt and costs a request nothing. By default it is the checkpoint's own (``primer.txt``), if it has one; ``""`` is
-    none. Its paragraphs are passages; where one is ``---``, those before it are a primer of their own, and a segment is
-    encoded behind the one that has the number of passages nearest to that of the segments before it: closer to full
-    recompute, and encoded once for each of them that it is met behind. ``kernels`` says whether steps are run by
-    kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their slow references. ``graphs`` records
+    none. Its paragraphs are passages; where one is ``---``, those before it are a rung, a primer of their own: segments
+    are encoded behind the middle one, or under ``Policy(rungs=True)`` behind the one that fits their place.
+    ``kernels`` says whether steps are run by kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their
+    slow references. ``graphs`` records
     small steps on a GPU before the engine is ready. ``workers`` counts processes with a replica of the model each,
     this one included; ``memory`` in bytes and ``threads`` are each one's own. ``launcher`` starts them on this host
     (``"processes"``) or over the hosts of a Ray cluster (``"ray"``).

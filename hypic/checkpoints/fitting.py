@@ -24,8 +24,9 @@ class Fit:
 
     ``at_work`` segments stay beside ``max_running`` requests, one of them as long as the context, and another encode.
     ``at_rest`` segments can be warmed one after the other until the first of them is evicted. ``context`` is the
-    longest request; ``refusal`` says why an engine would not start with this budget. A primer, which takes a state and
-    the pages of its tokens, is not counted.
+    longest request; ``refusal`` says why an engine would not start with this budget. A primer, each rung of
+    which takes a state and the pages of its tokens, is not counted, nor that a segment may be kept once for each
+    of them (``Policy(rungs=True)``).
     """
 
     memory_bytes: int
