@@ -146,6 +146,7 @@ def test_prompts_are_frozen_values() -> None:
         ({"rotate": 1}, "rotate is 1; pass True or False"),
         ({"deterministic": "no"}, "deterministic is 'no'; pass True or False"),
         ({"primed": 1}, "primed is 1; pass True or False"),
+        ({"rungs": "yes"}, "rungs is 'yes'; pass True or False"),
     ],
 )
 def test_policies_that_cannot_be_right(values: dict[str, Any], sentence: str) -> None:

@@ -8,8 +8,8 @@ for recurrent states what anchor blocks (Star Attention, arXiv 2411.17116) do fo
 kept of a segment is its own tokens' effect, ``(T, B)`` of its interior and K/V, computed with the primer in view.
 
 A model that numbers what it reads takes a segment for the one behind the primer's passages, wherever it stands. So a
-primer may have *rungs*, heads of it that end at marks. The policy says whether one is encoded behind the middle one, once
-for all places, or behind the one whose number of passages is nearest to the number of segments before it.
+primer may have *rungs*, heads of it that end at marks. The policy says whether segments are encoded behind the middle
+one, once for all places, or each behind the one with about as many passages as there are segments before it.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from hypic import LLM, Policy, Prompt, Segment
+from hypic.compare import compare
 from hypic.config import EngineConfig
-from hypic.engine import primer, weights
+from hypic.engine import plan, primer, weights
 from hypic.errors import ConfigError
 from tests.llm.asking import REUSE, SETTINGS, assert_idle, passage, sampling
 
@@ -133,6 +134,25 @@ def test_live_texts_are_no_places(placed: LLM) -> None:
     rows(placed, [system, labels[0], SEGMENTS[0], labels[1], SEGMENTS[1]])
     wanted = {placed.keys([one], place=n)[0][0] for n, one in enumerate(SEGMENTS[:2])}
     assert wanted == {entry.key for entry in placed.entries() if entry.kind == "segment"}
+
+
+def test_comparing_leaves_the_others_at_their_places(placed: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is run live moves no other one behind another rung."""
+    seen: list[list[bytes | None]] = []
+
+    def noting(pieces: Any, policy: Policy, max_tokens: int, ask: Any) -> Any:
+        def noted(prompts: Any, params: Any) -> Any:
+            plans = [plan.make(given, one, placed._identity) for given, one in prompts if one == BY_PLACE]
+            seen.extend([segment.key for segment in made.segments] for made in plans)
+            return ask(prompts, params)
+
+        return compare(pieces, policy, max_tokens, noted)
+
+    monkeypatch.setattr("hypic.llm.compare", noting)
+    found = placed.compare(Prompt(SEGMENTS, "Who grinds rye?"))
+    assert not found.segments.is_same and len(found.live) == 5, "the control: there is something to find"
+    whole, *others = [keys for keys in seen if keys]
+    assert others == [whole[:n] + whole[n + 1 :] for n in range(5)] and len(set(whole)) == 5
 
 
 def test_rungs_that_do_not_fit_are_left_out(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
