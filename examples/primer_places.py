@@ -30,14 +30,12 @@ TEXTS = (
 )
 PASSAGES = [Segment(text) for text in TEXTS]
 QUESTIONS = ("How many days of leave are paid?", "How high is the allowance?", "Who is the safety officer?")
-
-
 BY_PLACE = Policy(rungs=True)
 
 
-def ask(llm: LLM, passages: list[Segment], policy: Policy = BY_PLACE) -> None:
+def ask(llm: LLM, passages: list[Segment]) -> None:
     """Prints what happened to each passage of a prompt, and what was computed for it."""
-    report = llm.generate(Prompt(passages, QUESTIONS[0]), SamplingParams(max_tokens=16), policy=policy).report
+    report = llm.generate(Prompt(passages, QUESTIONS[0]), SamplingParams(max_tokens=16), policy=BY_PLACE).report
     print("   " + ", ".join(one.reason or one.outcome for one in report.segments))
     print(f"   {report.computed_tokens} tokens computed for a prompt of {report.prompt_tokens}")
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hypic.engine.plan import Piece
+from hypic.engine.plan import Piece, placed
 from hypic.errors import ConfigError
 from hypic.types import Completion, Policy, SamplingParams, TokenLogprob
 
@@ -113,9 +113,8 @@ def _live(
     assert cached.report is not None, "a whole answer comes with its report"
     places = [place for place, piece in enumerate(pieces) if piece.segment is not None]
     tried = [n for n, segment in enumerate(cached.report.segments) if segment.outcome != "live"]
-    number_of = {at: n for n, at in enumerate(places)}
-    placed = [p if p.segment is None else replace(p, place=number_of[at]) for at, p in enumerate(pieces)]
-    prompts = [[replace(p, segment=None) if at == places[n] else p for at, p in enumerate(placed)] for n in tried]
+    kept = placed(pieces)
+    prompts = [[replace(p, segment=None) if at == places[n] else p for at, p in enumerate(kept)] for n in tried]
     out = []
     for number, answer in zip(tried, ask([(one, policy) for one in prompts], sampling), strict=True):
         piece = pieces[places[number]]

@@ -27,7 +27,7 @@ from hypic.kept import CachedEntry, Forgetful, Forgotten, check_labels, check_me
 from hypic.registry import Registry
 from hypic.stream import Inbox
 from hypic.types import CacheReport, Policy, Segment
-from hypic.warming import warm, warm_pieces
+from hypic.warming import ANY_PLACE, any_place, warm, warm_pieces
 
 
 class Keeping:
@@ -64,7 +64,7 @@ class Keeping:
         check_callable("progress", progress, "of two numbers, done and total")
         segments, reports = listed_segments("warm", segments), list[CacheReport]()
         used = self._policy(policy)
-        places = self._identity.places_of if used.primed and used.rungs else lambda num_tokens: (0,)
+        places = self._identity.places_of if used.by_place else any_place
         for report in warm(segments, used, self.tokenizer.encode_text, self._submit_warm, places):
             reports.append(report)
             if progress is not None:
@@ -156,8 +156,7 @@ class Keeping:
     def places(self, policy: Policy | None = None) -> tuple[int, ...]:
         """Numbers of segments before one, one for each way in which a segment is encoded: ``(0,)`` but for
         ``Policy(rungs=True)``."""
-        used = self._policy(policy)
-        return self._identity.places if used.primed and used.rungs else (0,)
+        return self._identity.places if self._policy(policy).by_place else ANY_PLACE
 
     def _planned(self, segment: Segment, policy: Policy, place: int) -> plan.PlannedSegment:
         return plan.make(warm_pieces(segment, self.tokenizer.encode_text, place), policy, self._identity).segments[0]

@@ -119,6 +119,11 @@ class Policy:
             )
 
     @property
+    def by_place(self) -> bool:
+        """Whether what a segment is encoded behind hangs on its place in the prompt."""
+        return self.primed and self.rungs
+
+    @property
     def shortest(self) -> int:
         """Fewest tokens for which a segment is cached."""
         return 4 * self.seam if self.min_segment_tokens is None else self.min_segment_tokens

@@ -12,6 +12,13 @@ from hypic.stream import Answer, Inbox
 from hypic.types import CacheReport, Policy, Segment
 
 WARM_AT_ONCE = 32
+# Where places do not count, a segment is encoded for one of them.
+ANY_PLACE = (0,)
+
+
+def any_place(num_tokens: int) -> tuple[int, ...]:
+    """The place for which one of so many tokens is encoded, where places do not count."""
+    return ANY_PLACE
 
 
 def warm(
@@ -19,7 +26,7 @@ def warm(
     policy: Policy,
     encode: Callable[[str], list[int]],
     submit: Callable[[list[Piece], Policy], Inbox],
-    places: Callable[[int], Sequence[int]] = lambda num_tokens: (0,),
+    places: Callable[[int], Sequence[int]],
 ) -> Iterator[CacheReport]:
     """A report per segment, in order, as each is encoded; ``segments`` may come one by one. Each is encoded for all
     ``places`` of one of so many tokens: as if so many segments stood before it.

@@ -59,7 +59,7 @@ class Engine:
         self.tiers = open_store(self.store, runner.identity, tiers)
         if tiers:
             self.tiers.costs.encode.see(*measure_encode(runner, max_step_tokens))
-        rungs = frozenset(primer.digest if primer.ids else "" for primer in runner.identity.primers)
+        rungs = frozenset(primer.digest for primer in runner.identity.primers)
         memory = runner.pool, self.store, self.tiers, runner.max_context
         self.admission = Admission(*memory, History(rungs=rungs), primers=runner.primers)
         for stored in (stored for tier in self.tiers.tiers for stored in tier.entries()):

@@ -6,6 +6,7 @@ answer is one too. What the caches hold only decides which spans must still be c
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -249,6 +250,12 @@ class _Builder:
         if named not in self.begun:
             self.begun[named] = self.identity.begun(start, space, self.policy.deterministic, behind)
         return key_of(self.begun[named], head_of(piece.ids, stop))
+
+
+def placed(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same pieces, each segment with its place written on it, so that it keeps it in another prompt."""
+    places = itertools.count()
+    return [piece if piece.segment is None else replace(piece, place=next(places)) for piece in pieces]
 
 
 def make(pieces: Sequence[Piece], policy: Policy, identity: Identity) -> Plan:

@@ -35,8 +35,8 @@ class Primer:
 
     @cached_property
     def digest(self) -> str:
-        """Its name in keys."""
-        return hashlib.sha256(packed_ids(self.ids)).hexdigest()[:32]
+        """Its name in keys; empty for one of no token, which is none."""
+        return hashlib.sha256(packed_ids(self.ids)).hexdigest()[:32] if self.ids else ""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hypic.engine import primer as primer_module
-from hypic.engine.plan import Piece, make
+from hypic.engine.plan import Piece, make, placed
 from hypic.engine.segment import Identity, Primer
 from hypic.types import Segment
 from tests.checkpoints import random_ids
@@ -171,6 +171,16 @@ def test_of_rungs_without_room_none_is_taken() -> None:
     assert {length: one and one.num_passages for length, one in found.items()} == {
         20: 8, 21: 4, 60: 4, 61: 1, 90: 1, 91: None,
     }  # fmt: skip
+
+
+def test_a_placed_segment_keeps_its_key_in_another_prompt() -> None:
+    identity, pieces = rungs(0, 1, 4), [live(3, 8), *SEGMENTS[:4], live(3, 9)]
+    keys = [segment.key for segment in make(pieces, BY_PLACE, identity).segments]
+    assert placed(pieces)[0] == pieces[0] and [piece.place for piece in placed(pieces)[1:5]] == [0, 1, 2, 3]
+    for kept, one in zip(keys, placed(pieces)[1:5], strict=True):
+        assert make([one, live(3, 9)], BY_PLACE, identity).segments[0].key == kept
+    moved = [make([piece, live(3, 9)], BY_PLACE, identity).segments[0].key for piece in pieces[1:5]]
+    assert moved[0] == keys[0] and not set(moved[1:]) & set(keys[1:])
 
 
 def test_the_middle_rung_is_for_any_place() -> None:

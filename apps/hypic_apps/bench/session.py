@@ -108,7 +108,7 @@ class Session:
 
     def encode(self, segments: Sequence[Piece], policy: Policy) -> None:
         """Has segments encoded and stored, for every place; those that are cached stay as they are."""
-        inboxes, places = [], self.runner.identity.places if policy.rungs else (0,)
+        inboxes, places = [], self.runner.identity.places if policy.by_place else (0,)
         for task in encode_tasks(segments, policy, f"bench-{next(self._ids)}", places):
             inbox: queue.SimpleQueue[Emission] = queue.SimpleQueue()
             self.loop.submit(task, inbox.put)

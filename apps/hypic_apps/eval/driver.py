@@ -217,10 +217,10 @@ class Subject:
     def warm(self, prompt: Prompt, policy: Policy) -> int:
         """Encodes the prompt's segments into an emptied store, and leaves no snapshot of it; tokens run for that."""
         self.forget()
-        segments = [piece for piece in self.pieces(prompt) if piece.segment is not None]
+        segments = [piece for piece in plan.placed(self.pieces(prompt)) if piece.segment is not None]
         ids = [f"item-{next(self._ids)}" for _ in segments[: len(segments) - policy.live_last]]
-        for place, (id, piece) in enumerate(zip(ids, segments, strict=False)):
-            self.engine.add(Task(id, [replace(piece, place=place), Piece((0,))], policy=policy, warm=True))
+        for id, piece in zip(ids, segments, strict=False):
+            self.engine.add(Task(id, [piece, Piece((0,))], policy=policy, warm=True))
         found = self._drive()
         reports = [Completion.join(found[id]).report for id in ids]
         return sum(report.computed_tokens for report in reports if report is not None)

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hypic.errors import ConfigError
+from hypic_apps.cli import quality
 from hypic_apps.cli.main import main
 from hypic_apps.eval import processes
 from hypic_apps.eval.driver import Subject
@@ -55,6 +56,38 @@ def test_saved_results_are_shown_again(folder: Path, tmp_path: Path, capsys: pyt
     assert main(["eval", "--show", str(tmp_path / "S9.json"), "--show", str(tmp_path / "S8.json")]) == 0
     out = capsys.readouterr().out
     assert "S9, right tool (n=1)" in out and "S8, exact match (n=1)" in out and folder.name in out
+
+
+def test_sets_stand_as_they_were_asked_for_whichever_is_done_first(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = quality._by_set
+    monkeypatch.setattr(quality, "_by_set", lambda *args: reversed(list(sound(*args))))
+    arguments = ["eval", "--set", "S9", "--set", "S8", "--items", "1", "--timed", "1", "--arm", "transition", "--json"]
+    assert main([*arguments, "--model", str(folder), *ENGINE]) == 0
+    found = json.loads(capsys.readouterr().out)["records"]
+    in_order = list(dict.fromkeys(record["set"] for record in found))
+    assert in_order == ["S9", "S8"]
+
+
+@pytest.mark.parametrize(
+    "what", [["--items", "1", "--timed", "1"], ["--drift", "--prompts", "1"]], ids=["answers", "drift"]
+)
+def test_with_rungs_all_arms_take_the_one_that_fits(
+    what: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rungs = "A letter came.\n\n---\n\nThe office opens at nine.\n\nIt rains.\n\nA ferry is late."
+
+    def found(*flags: str) -> Any:
+        arms = ["--arm", "transition", "--arm", "unprimed"]
+        arguments = ["eval", "--set", "S8", *what, *arms, "--primer", rungs, *flags, "--json"]
+        assert main([*arguments, "--model", str(folder), *ENGINE]) == 0
+        told = json.loads(capsys.readouterr().out)
+        rows = told["drift"] if "--drift" in what else [r for r in told["records"] if r["metric"] == "kl"]
+        return {arm: [row for row in rows if row["arm"] == arm] for arm in ("transition", "unprimed")}
+
+    plain, by_place = found(), found("--rungs")
+    assert plain["transition"] != by_place["transition"] and plain["unprimed"] == by_place["unprimed"] != []
 
 
 def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
