@@ -1,8 +1,9 @@
 """A primer with rungs: closer to full recompute, for entries that depend on a passage's place in the prompt.
 
 A model that numbers what it reads takes a passage for the one that follows the primer. A paragraph "---" ends a rung of
-it, and under Policy(rungs=True) a passage is encoded behind the rung that has about as many passages as the prompt has
-before it. One that comes to stand behind another rung is encoded once more; what is warmed is found at every place.
+it, and a passage is encoded behind the rung that has about as many passages as the prompt has before it. One that comes
+to stand behind another rung is encoded once more; what is warmed is found at every place. Under Policy(rungs=False) it
+is encoded once for all places, behind the middle rung.
 
 python examples/primer_places.py            the bundled demo model
 python examples/primer_places.py FOLDER     a checkpoint of your own
@@ -30,12 +31,12 @@ TEXTS = (
 )
 PASSAGES = [Segment(text) for text in TEXTS]
 QUESTIONS = ("How many days of leave are paid?", "How high is the allowance?", "Who is the safety officer?")
-BY_PLACE = Policy(rungs=True)
+EVERYWHERE = Policy(rungs=False)
 
 
 def ask(llm: LLM, passages: list[Segment]) -> None:
     """Prints what happened to each passage of a prompt, and what was computed for it."""
-    report = llm.generate(Prompt(passages, QUESTIONS[0]), SamplingParams(max_tokens=16), policy=BY_PLACE).report
+    report = llm.generate(Prompt(passages, QUESTIONS[0]), SamplingParams(max_tokens=16)).report
     print("   " + ", ".join(one.reason or one.outcome for one in report.segments))
     print(f"   {report.computed_tokens} tokens computed for a prompt of {report.prompt_tokens}")
 
@@ -50,9 +51,9 @@ with LLM(*sys.argv[1:2], primer=PRIMER) as llm:
     print("three passages, each behind the rung that fits its place")
     ask(llm, PASSAGES)
     print("warmed, and asked in another order")
-    llm.warm(PASSAGES, policy=BY_PLACE)
+    llm.warm(PASSAGES)
     ask(llm, PASSAGES[1:] + PASSAGES[:1])
     print("and in a third one")
     ask(llm, PASSAGES[::-1])
-    print(f"\ndivergence from full recompute: {divergence(llm, BY_PLACE):.3g} nats behind rungs,")
-    print(f"{divergence(llm, Policy()):.3g} behind the middle one for all places")
+    print(f"\ndivergence from full recompute: {divergence(llm, Policy()):.3g} nats behind rungs,")
+    print(f"{divergence(llm, EVERYWHERE):.3g} behind the middle one for all places")

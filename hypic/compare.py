@@ -101,7 +101,7 @@ def compare(pieces: Sequence[Piece], policy: Policy, max_tokens: int, ask: Ask) 
         found = replace(
             found,
             live=_live(pieces, policy, sampling, ask, found, cached),
-            seams=_seams(pieces, policy, sampling, ask, found),
+            seams=_seams(pieces, policy, sampling, ask, found, cached),
         )
     return replace(found, advice=advice(found))
 
@@ -117,30 +117,33 @@ def _live(
     prompts = [[replace(p, segment=None) if at == places[n] else p for at, p in enumerate(kept)] for n in tried]
     out = []
     for number, answer in zip(tried, ask([(one, policy) for one in prompts], sampling), strict=True):
-        piece = pieces[places[number]]
-        assert piece.segment is not None, "places are those of segments"
-        name = piece.segment.name or f"segment {number}"
-        extra = policy.num_cached(len(piece.ids), piece.segment.seam)
+        row = cached.report.segments[number]
+        name, extra = row.name or f"segment {number}", row.num_cached(policy)
         way = _way(f"{name} live", found.full, answer)
         out.append(replace(way, extra_tokens=extra, segment=number, setting="cache=False"))
     return tuple(out)
 
 
 def _seams(
-    pieces: Sequence[Piece], policy: Policy, sampling: SamplingParams, ask: Ask, found: Comparison
+    pieces: Sequence[Piece], policy: Policy, sampling: SamplingParams, ask: Ask, found: Comparison, cached: Completion
 ) -> tuple[Way, ...]:
     """Wider seams; which segments are cached stays as it was but for those that the seam covers."""
     most = policy.seam_every or math.inf
     widths = [width for factor in WIDER if (width := max(1, policy.seam) * factor) < most]
     policies = [replace(policy, seam=width, min_segment_tokens=policy.shortest) for width in widths]
-    sizes = [(len(piece.ids), piece.segment.seam) for piece in pieces if piece.segment is not None]
     out = []
     answers = ask([(pieces, one) for one in policies], sampling)
-    for width, wider, answer in zip(widths, policies, answers, strict=True):
-        extra = sum(policy.num_cached(*size) - wider.num_cached(*size) for size in sizes)
+    for width, answer in zip(widths, answers, strict=True):
+        extra = num_cached(cached) - num_cached(answer)
         way = _way(f"seam {width}", found.full, answer)
         out.append(replace(way, extra_tokens=extra, setting=f"seam={width}, min_segment_tokens={policy.shortest}"))
     return tuple(out)
+
+
+def num_cached(answer: Completion) -> int:
+    """Tokens of an answer's prompt that are not run when its segments are cached."""
+    assert answer.report is not None, "a whole answer comes with its report"
+    return sum(row.num_cached(answer.report.policy) for row in answer.report.segments)
 
 
 def _way(name: str, full: Completion, other: Completion) -> Way:

@@ -93,7 +93,7 @@ class EngineConfig:
     every segment is encoded, so that its first tokens do not stand at the beginning of everything; it stands in no
     prompt and costs a request nothing. By default it is the checkpoint's own (``primer.txt``), if it has one; ``""`` is
     none. Its paragraphs are passages; where one is ``---``, those before it are a rung, a primer of their own: segments
-    are encoded behind the middle one, or under ``Policy(rungs=True)`` behind the one that fits their place.
+    are encoded behind the one that fits their place, or under ``Policy(rungs=False)`` behind the middle one.
     ``kernels`` says whether steps are run by kernels: by default on a GPU with Triton; ``"on"`` elsewhere runs their
     slow references. ``graphs`` records
     small steps on a GPU before the engine is ready. ``workers`` counts processes with a replica of the model each,

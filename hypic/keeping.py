@@ -54,8 +54,8 @@ class Keeping:
         policy: Policy | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[CacheReport]:
-        """Encode segments now; ``progress(done, total)`` is told after each. Under ``Policy(rungs=True)`` each is
-        encoded behind every rung of the primer, for all places in a prompt.
+        """Encode segments now; ``progress(done, total)`` is told after each. Each is encoded behind every rung of the
+        primer, for all places in a prompt; under ``Policy(rungs=False)`` once.
 
         Raises:
             PromptError, ConfigError: an argument cannot be right; nothing was encoded.
@@ -65,7 +65,7 @@ class Keeping:
         segments, reports = listed_segments("warm", segments), list[CacheReport]()
         used = self._policy(policy)
         places = self._identity.places_of if used.by_place else any_place
-        for report in warm(segments, used, self.tokenizer.encode_text, self._submit_warm, places):
+        for report in warm(segments, used, self.tokenizer.segment_piece, self._submit_warm, places):
             reports.append(report)
             if progress is not None:
                 progress(len(reports), len(segments))
@@ -75,7 +75,7 @@ class Keeping:
         self, segments: Sequence[Segment], *, policy: Policy | None = None, place: int = 0
     ) -> list[tuple[str | None, int]]:
         """Under which key each segment is kept (``None``: it is run live), and how many of its tokens; runs nothing.
-        ``place`` is how many segments stand before each in its prompt: under ``Policy(rungs=True)`` it may matter.
+        ``place`` is how many segments stand before each in its prompt: where the primer has rungs it may matter.
 
         Raises:
             PromptError, ConfigError: an argument cannot be right.
@@ -83,7 +83,7 @@ class Keeping:
         check_place(place)
         used = self._policy(policy).with_(live_last=0)
         planned = (self._planned(segment, used, place) for segment in listed_segments("keys", segments))
-        return [(None if p.key is None else p.key.hex(), used.num_cached(len(p.ids), p.segment.seam)) for p in planned]
+        return [(None if p.key is None else p.key.hex(), used.num_cached(len(p.ids), p.seam)) for p in planned]
 
     def flush(self) -> None:
         """Wait until all that is cached is written to the tiers that outlive this process."""
@@ -154,12 +154,12 @@ class Keeping:
         return used
 
     def places(self, policy: Policy | None = None) -> tuple[int, ...]:
-        """Numbers of segments before one, one for each way in which a segment is encoded: ``(0,)`` but for
-        ``Policy(rungs=True)``."""
+        """Numbers of segments before one, one for each way in which a segment is encoded: one for each rung of the
+        primer, ``(0,)`` where it has none or under ``Policy(rungs=False)``."""
         return self._identity.places if self._policy(policy).by_place else ANY_PLACE
 
     def _planned(self, segment: Segment, policy: Policy, place: int) -> plan.PlannedSegment:
-        return plan.make(warm_pieces(segment, self.tokenizer.encode_text, place), policy, self._identity).segments[0]
+        return plan.make(warm_pieces(segment, self.tokenizer.segment_piece, place), policy, self._identity).segments[0]
 
     def _forget_cached(self, wanted: Wanted) -> tuple[Forgotten, Texts]:
         """Here and on all other workers. What was found under these labels anywhere is forgotten everywhere."""

@@ -18,6 +18,8 @@ Reuse = Literal["segments", "prefix", "none"]
 Compose = Literal["transition", "addition", "last"]
 # Times a segment's tokens that may be run to encode all of its interiors; each is encoded from the segment's start.
 MOST_ENCODED = 32
+# Openings are looked for among so many of a segment's first tokens.
+FARTHEST = 64
 COUNTS = ("seam", "min_segment_tokens", "tail_seam", "seam_every", "live_last")
 
 
@@ -64,6 +66,18 @@ def check_count(name: str, value: object, *, optional: bool = True) -> None:
         raise ConfigError(f"{name} is {value!r}; it must be a whole number of {unit}, 0 or more.")
 
 
+def check_opening(value: object) -> None:
+    """
+    Raises:
+        ConfigError: ``value`` is no number of tokens up to ``FARTHEST``.
+    """
+    check_count("seam_opening", value, optional=False)
+    if isinstance(value, int) and value > FARTHEST:
+        raise ConfigError(
+            f"seam_opening is {value}; it must be at most {FARTHEST}: openings are looked for in the head."
+        )
+
+
 @dataclass(frozen=True)
 class Policy:
     """What may be reused and how; part of what an answer depends on, never of what is cached.
@@ -79,10 +93,17 @@ class Policy:
     ``seam_share`` of the segment's length; another seam every ``seam_every`` tokens of a segment (0: none),
     with an entry for each interior between two of them; and the prompt's last ``live_last`` segments in full.
     Each of those interiors is encoded from the segment's start, which takes about ``n^2 / (2 seam_every)`` tokens for a
-    segment of ``n``; a segment for which that is more than 32 n is refused. ``primed=False`` encodes segments with
-    nothing before them although the engine has a text to encode them behind (``EngineConfig.primer``). ``rungs=True``
-    encodes a segment behind that rung of the text which fits its place in the prompt: closer to full recompute, and
-    encoded once for each rung that it is met behind, where otherwise it is encoded once for all places.
+    segment of ``n``; a segment for which that is more than 32 n is refused.
+
+    ``seam_opening`` lets a seam follow a segment's opening: the short lines and sentences that it begins with, of up
+    to 16 tokens each, that end within its first ``seam_opening`` tokens, and two tokens behind them
+    (``engine/opening.py``). ``None`` is what the checkpoint's ``hypic.json`` says, 0 without one: seams are then as
+    wide in every segment. A segment with a ``seam`` of its own keeps that.
+
+    ``primed=False`` encodes segments with nothing before them although the engine has a text to encode them behind
+    (``EngineConfig.primer``). Where that text has rungs a segment is encoded behind the one that fits its place in the
+    prompt, once for each rung that it is met behind; ``rungs=False`` encodes it once for all places, behind the middle
+    one, which is less close to full recompute.
 
     Raises:
         ConfigError: a value lies outside its range.
@@ -99,7 +120,8 @@ class Policy:
     seam_every: int = 0
     live_last: int = 0
     primed: bool = True
-    rungs: bool = False
+    rungs: bool = True
+    seam_opening: int | None = None
 
     def __post_init__(self) -> None:
         settle(self)
@@ -109,6 +131,8 @@ class Policy:
             check_flag(name, getattr(self, name))
         for name in COUNTS:
             check_count(name, getattr(self, name), optional=name == "min_segment_tokens")
+        if self.seam_opening is not None:
+            check_opening(self.seam_opening)
         share = self.seam_share
         if not isinstance(share, (int, float)) or isinstance(share, bool) or not 0 <= share <= 1:
             raise ConfigError(f"seam_share is {share!r}; it must be a share of a segment's length from 0 to 1.")
@@ -128,14 +152,15 @@ class Policy:
         """Fewest tokens for which a segment is cached."""
         return 4 * self.seam if self.min_segment_tokens is None else self.min_segment_tokens
 
-    def head_seam(self, num_tokens: int, seam: int | None = None) -> int:
-        """Tokens at the head of a segment of ``num_tokens`` that are run in context; ``seam`` is its own width."""
-        return max(self.seam, math.ceil(self.seam_share * num_tokens)) if seam is None else seam
+    def head_seam(self, num_tokens: int, seam: int | None = None, opening: int = 0) -> int:
+        """Tokens at the head of a segment of ``num_tokens`` that are run in context; ``seam`` is its own width,
+        ``opening`` what its opening takes."""
+        return max(self.seam, math.ceil(self.seam_share * num_tokens), opening) if seam is None else seam
 
     def interiors(self, num_tokens: int, seam: int | None = None) -> tuple[tuple[int, int], ...]:
         """Which tokens of a segment of ``num_tokens`` are cached, as ``(start, stop)`` in order; none: it runs live.
 
-        ``seam`` is the segment's own width, if it has one.
+        ``seam`` is the width of the segment's head seam, where that is not the policy's alone.
         """
         start, stop = self.head_seam(num_tokens, seam), num_tokens - self.tail_seam
         if self.reuse != "segments" or start >= stop or num_tokens < self.shortest:

@@ -180,7 +180,8 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SegmentReport:
-    """What happened to one segment of a prompt; ``reason`` is empty for a hit."""
+    """What happened to one segment of a prompt; ``reason`` is empty for a hit. ``seam`` are the tokens at its head that
+    were run in context although it is cached, 0 where it is run live."""
 
     kind: str
     name: str | None
@@ -190,6 +191,11 @@ class SegmentReport:
     num_bytes: int = 0
     tier: str | None = None
     reason: str = ""
+    seam: int = 0
+
+    def num_cached(self, policy: Policy) -> int:
+        """Its tokens that are not run when it is cached, under the report's policy."""
+        return 0 if self.outcome == "live" else policy.num_cached(self.num_tokens, self.seam)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def any_place(num_tokens: int) -> tuple[int, ...]:
 def warm(
     segments: Iterable[Segment],
     policy: Policy,
-    encode: Callable[[str], list[int]],
+    piece_of: Callable[[Segment], Piece],
     submit: Callable[[list[Piece], Policy], Inbox],
     places: Callable[[int], Sequence[int]],
 ) -> Iterator[CacheReport]:
@@ -37,7 +37,7 @@ def warm(
     """
     waiting: deque[list[Inbox]] = deque()
     for segment in segments:
-        pieces = warm_pieces(segment, encode)
+        pieces = warm_pieces(segment, piece_of)
         ways = [[replace(pieces[0], place=place), *pieces[1:]] for place in places(len(pieces[0].ids))]
         waiting.append([submit(way, policy) for way in ways])
         if len(waiting) >= WARM_AT_ONCE:
@@ -46,7 +46,7 @@ def warm(
         yield _report(waiting.popleft())
 
 
-def warm_pieces(segment: Segment, encode: Callable[[str], list[int]], place: int = 0) -> list[Piece]:
+def warm_pieces(segment: Segment, piece_of: Callable[[Segment], Piece], place: int = 0) -> list[Piece]:
     """A segment, and a token behind it that is never run: it stands for the text that will follow. ``place`` segments
     count as standing before it.
 
@@ -55,7 +55,7 @@ def warm_pieces(segment: Segment, encode: Callable[[str], list[int]], place: int
     """
     if not isinstance(segment, Segment):
         raise PromptError(f"warm was given {segment!r:.60}; pass a list of Segment.")
-    return [Piece(tuple(encode(segment.text.strip())), segment, place=place), Piece((0,))]
+    return [replace(piece_of(segment), place=place), Piece((0,))]
 
 
 def _report(inboxes: Sequence[Inbox]) -> CacheReport:

@@ -33,6 +33,7 @@ FLOORS: Sequence[tuple[str, ...]] = (
     ("hypic.engine.sizing",),
     ("hypic.engine.pool",),
     ("hypic.engine.prefix_hash",),
+    ("hypic.engine.opening",),
     ("hypic.engine.plan",),
     ("hypic.engine.chain",),
     ("hypic.engine.conv_plan", "hypic.engine.scan_plan", "hypic.engine.run_arrays"),

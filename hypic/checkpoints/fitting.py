@@ -26,7 +26,7 @@ class Fit:
     ``at_rest`` segments can be warmed one after the other until the first of them is evicted. ``context`` is the
     longest request; ``refusal`` says why an engine would not start with this budget. A primer, each rung of
     which takes a state and the pages of its tokens, is not counted, nor that a segment may be kept once for each
-    of them (``Policy(rungs=True)``).
+    of them (``Policy.rungs``), nor the few tokens by which a seam that follows an opening is wider.
     """
 
     memory_bytes: int

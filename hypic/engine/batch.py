@@ -34,7 +34,8 @@ __all__ = [
     "ScanPlan",
     "chunk_sizes_for",
 ]
-QUERY_BLOCK = 1024
+# Queries of a block see the keys up to its last one: small blocks spare keys that are masked, large ones calls.
+QUERY_BLOCK = 128
 
 
 @dataclass(frozen=True)

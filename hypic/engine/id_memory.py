@@ -20,10 +20,10 @@ class IdMemory:
         self._packed: OrderedDict[str, Packed] = OrderedDict()
         self._lock = Lock()
 
-    def of(self, text: str, encode: Callable[[], list[int]]) -> TokenIds:
+    def of(self, text: str, encode: Callable[[], TokenIds]) -> TokenIds:
         found = self.get(text)
         if found is None:
-            found = TokenIds(encode())
+            found = encode()
             self.put(text, found)
         return found
 

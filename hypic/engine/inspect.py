@@ -82,7 +82,7 @@ def _spaces(labels: Iterable[Label]) -> tuple[str, ...]:
 
 def stats(engine: Engine) -> dict[str, Any]:
     """Counters and sizes: the store's, the pool's, requests waiting and running; the primer's tokens, 0 without one,
-    and those of each of its rungs."""
+    and those of each of its rungs; how far seams follow openings by default."""
     pool, scheduler = engine.runner.pool, engine.scheduler
     layout, rungs = pool.layout, [primer.num_cached for primer in engine.runner.primers]
     return {
@@ -95,4 +95,5 @@ def stats(engine: Engine) -> dict[str, Any]:
         "max_context": engine.runner.max_context,
         "primer_tokens": max(rungs, default=0),
         "primer_rungs": rungs,
+        "seam_opening": engine.runner.identity.seam_opening,
     }

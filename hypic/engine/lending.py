@@ -160,8 +160,9 @@ def _segment(want: Want) -> Segment:
 
 def _policy(want: Want) -> Policy:
     is_primed = bool(want.primer)
+    is_alone = want.deterministic
     return Policy(
-        seam=want.seam, min_segment_tokens=0, deterministic=want.deterministic, primed=is_primed, rungs=is_primed
+        seam=want.seam, seam_opening=0, min_segment_tokens=0, deterministic=is_alone, primed=is_primed, rungs=is_primed
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hypic.engine import prefix_hash
+from hypic.engine import opening, prefix_hash
 from hypic.engine.segment import Identity, Label, Primer, key_of, label_of
 from hypic.engine.token_ids import Ids, head_of
 from hypic.errors import PromptError
@@ -26,7 +26,8 @@ class Piece:
     ``ends_message`` marks a point at which the prompt may later be continued: the end of the
     leading live text and the end of each message's content. A snapshot may be taken there.
     ``namespaces`` are those of live text; a segment has its own. ``is_answer``: it ends with an answer's own ids.
-    ``place`` is how many segments count as standing before this one, if not those that do.
+    ``place`` is how many segments count as standing before this one, if not those that do. ``ends`` tell after how many
+    of its first tokens a line or a sentence of a segment ends (``opening.ends_of``).
     """
 
     ids: tuple[int, ...]
@@ -35,6 +36,7 @@ class Piece:
     namespaces: frozenset[str] = frozenset()
     is_answer: bool = False
     place: int | None = None
+    ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,14 @@ class Interior:
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """A segment of the prompt; ``keys`` are those of its interiors: none when it is run live, for ``reason``."""
+    """A segment of the prompt; ``keys`` are those of its interiors: none when it is run live, for ``reason``. ``seam``
+    is the width of its head seam."""
 
     segment: Segment
     ids: tuple[int, ...]
     origin: int
     keys: tuple[bytes, ...]
+    seam: int
     reason: str = ""
 
     @property
@@ -158,14 +162,12 @@ class Plan:
         return replace(self, ids=Ids((*self.ids.runs, tuple(generated))), spans=spans)
 
 
-def _live_reason(piece: Piece, policy: Policy, interiors: Sequence[tuple[int, int]], later: Later) -> str:
-    """Why a segment is run live, or nothing if it is cached."""
-    assert piece.segment is not None, "only pieces with a segment are cached"
+def _live_reason(num_tokens: int, seam: int, policy: Policy, later: Later) -> str:
+    """Why a segment of so many tokens is run live, or nothing if it is cached."""
     if policy.reuse != "segments":
         return "cache off" if policy.reuse == "none" else "prefix reuse only"
-    if not interiors:
-        num_tokens, seam = len(piece.ids), piece.segment.seam
-        least = max(policy.shortest, policy.head_seam(num_tokens, seam) + policy.tail_seam + 1)
+    if not policy.interiors(num_tokens, seam):
+        least = max(policy.shortest, seam + policy.tail_seam + 1)
         return f"too short: {num_tokens} tokens, cached from {least}"
     if later.num_segments < policy.live_last:
         return f"among the last {policy.live_last}"
@@ -215,18 +217,18 @@ class _Builder:
 
     def segment(self, piece: Piece, digest: Any, later: Later) -> None:
         assert piece.segment is not None, "only pieces with a segment come here"
-        interiors, origin = self.policy.interiors(len(piece.ids), piece.segment.seam), self.num_tokens
-        reason = _live_reason(piece, self.policy, interiors, later)
+        num_tokens, seam, origin = len(piece.ids), self._seam(piece), self.num_tokens
+        reason = _live_reason(num_tokens, seam, self.policy, later)
         self.spaces.add(piece.segment.namespace)
         if reason:
-            self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, (), reason))
+            self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, (), seam, reason))
             digest.update(prefix_hash.live(piece.ids))
             self.row(len(piece.ids))
             return
-        self.policy.check_encoding(len(piece.ids), piece.segment.seam)
+        self.policy.check_encoding(num_tokens, seam)
         done, keys = 0, list[bytes]()
         primer = self._primer(piece) if self.policy.primed else None
-        for start, stop in interiors:
+        for start, stop in self.policy.interiors(num_tokens, seam):
             keys.append(self._key(piece, start, stop, primer))
             digest.update((prefix_hash.later(done) if done else b"") + prefix_hash.entry(keys[-1]))
             self.row(start - done)
@@ -237,7 +239,13 @@ class _Builder:
         if done < len(piece.ids):
             digest.update(prefix_hash.live(piece.ids[done:]))
             self.row(len(piece.ids) - done)
-        self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys)))
+        self.segments.append(PlannedSegment(piece.segment, piece.ids, origin, tuple(keys), seam))
+
+    def _seam(self, piece: Piece) -> int:
+        assert piece.segment is not None, "only segments have seams"
+        given = self.policy.seam_opening
+        most = self.identity.seam_opening if given is None else given
+        return self.policy.head_seam(len(piece.ids), piece.segment.seam, opening.width(piece.ends, most))
 
     def _primer(self, piece: Piece) -> Primer | None:
         place = len(self.segments) if piece.place is None else piece.place

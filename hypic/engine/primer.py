@@ -9,7 +9,8 @@ kept of a segment is its own tokens' effect, ``(T, B)`` of its interior and K/V,
 
 A model that numbers what it reads takes a segment for the one behind the primer's passages, wherever it stands. So a
 primer may have *rungs*, heads of it that end at marks. The policy says whether segments are encoded behind the middle
-one, once for all places, or each behind the one with about as many passages as there are segments before it.
+one, once for all places, or each behind the one with about as many passages as there are segments before it, which
+is the default.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hypic.engine.runner import Runner
 from hypic.engine.segment import CachedSegment, Primer
 from hypic.engine.sizing import Need, reserve
 from hypic.engine.tokenizer import Tokenizer
+from hypic.engine.vocabulary import seam_opening
 from hypic.engine.weights import PRIMER_FILE
 from hypic.errors import CheckpointError, ConfigError, PromptError
 from hypic.types import Prompt, Segment
@@ -106,15 +108,20 @@ def _head(tokenizer: Tokenizer, passages: Sequence[str]) -> tuple[int, ...]:
 
 
 def load(folder: Path, config: EngineConfig) -> Runner:
-    """A checkpoint on its device, which encodes segments behind its primer if it has one. Of a primer of the
-    checkpoint's own the rungs that do not fit the settings are left out, with a warning.
+    """A checkpoint on its device, which encodes segments as it says itself: behind its primer if it has one, with seams
+    that follow openings as far as its ``hypic.json`` says. Of a primer of the checkpoint's own the rungs that do not
+    fit the settings are left out, with a warning.
 
     Raises:
         UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
         ConfigError: the device, the memory budget or the primer cannot be right.
     """
-    rungs = ids_of(folder, config)  # first: what cannot be read is said before gigabytes are
+    rungs, most = (
+        ids_of(folder, config),
+        seam_opening(folder),
+    )  # first: what cannot be read is said before gigabytes are
     runner = Runner.load(folder, config)
+    runner = replace(runner, identity=replace(runner.identity, seam_opening=most))
     if config.primer is None:  # nobody asked for it
         rungs = _fitting(runner, rungs)
     return primed(runner, rungs)

@@ -72,11 +72,11 @@ def _outcome(request: Request, planned: PlannedSegment) -> tuple[Outcome, str]:
 
 
 def _segment(request: Request, planned: PlannedSegment, pool: Pool) -> SegmentReport:
-    segment, num_tokens = planned.segment, len(planned.ids)
+    segment, num_tokens, seam = planned.segment, len(planned.ids), planned.seam
     if not planned.keys:
         return SegmentReport(segment.kind, segment.name, segment.source, "live", num_tokens, reason=planned.reason)
     outcome, reason = _outcome(request, planned)
-    pages = [pool.pages_for(stop - start) for start, stop in request.prompt.policy.interiors(num_tokens, segment.seam)]
+    pages = [pool.pages_for(stop - start) for start, stop in request.prompt.policy.interiors(num_tokens, seam)]
     num_bytes = sum(pages) * pool.page_bytes + len(pages) * (pool.layout.state_bytes + pool.layout.transition_bytes)
     tier = next((request.tiers[key] for key in planned.keys if key in request.tiers), "device")
-    return SegmentReport(segment.kind, segment.name, segment.source, outcome, num_tokens, num_bytes, tier, reason)
+    return SegmentReport(segment.kind, segment.name, segment.source, outcome, num_tokens, num_bytes, tier, reason, seam)

@@ -44,7 +44,8 @@ class Identity:
     """Everything besides tokens that changes what an entry holds; ``fingerprint`` covers weights and configuration.
 
     ``primers`` are what segments are encoded behind unless a policy says otherwise, none, one, or the rungs of one by
-    place; entries are shared by engines with others or none, each under a key of its own.
+    place; entries are shared by engines with others or none, each under a key of its own. ``seam_opening`` is how far
+    seams follow openings unless a policy says otherwise.
 
     ``path`` is how it is computed: by kernels or without, on which kind of device. Paths agree within rounding and
     share their entries, but for deterministic requests, whose bits may not depend on who filled the store.
@@ -56,6 +57,7 @@ class Identity:
     adapter: str = ""
     path: str = field(default="", compare=False)
     primers: tuple[Primer, ...] = field(default=(), compare=False)
+    seam_opening: int = field(default=0, compare=False)
 
     def key(
         self, ids: tuple[int, ...], seam: int, namespace: str | None, deterministic: bool, primer: str = ""

@@ -47,6 +47,7 @@ def _piece_to_json(piece: Piece) -> dict[str, Any]:
         **{"ids": piece.ids, "segment": piece.segment and asdict(piece.segment), "ends": piece.ends_message},
         # Without these a snapshot made elsewhere would be found from other namespaces, and forgotten with none.
         **{"namespaces": sorted(piece.namespaces), "is_answer": piece.is_answer, "place": piece.place},
+        "openings": piece.ends,
     }
 
 
@@ -55,7 +56,13 @@ def _piece(fields: Mapping[str, Any]) -> Piece:
     spaces = frozenset(map(str, fields["namespaces"]))
     ids, place = tuple(map(_whole, fields["ids"])), fields["place"]
     return Piece(
-        ids, segment, bool(fields["ends"]), spaces, bool(fields["is_answer"]), None if place is None else _whole(place)
+        ids,
+        segment,
+        bool(fields["ends"]),
+        spaces,
+        bool(fields["is_answer"]),
+        None if place is None else _whole(place),
+        tuple(map(_whole, fields["openings"])),
     )
 
 

@@ -20,10 +20,12 @@ ID_BYTES = 8
 @dataclass(eq=False)
 class Packed:
     """Ids as bytes, eight an id, little-endian; and the last key that was made of them, behind what it was begun with
-    (which is the same object whenever it is the same)."""
+    (which is the same object whenever it is the same). ``ends`` are those of lines and sentences among a text's first
+    tokens (``opening.ends_of``)."""
 
     data: bytes
     key: tuple[Any, bytes] | None = None
+    ends: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         """How many ids."""

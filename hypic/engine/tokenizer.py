@@ -17,13 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hypic.engine import opening
 from hypic.engine.id_memory import IdMemory
 from hypic.engine.messages import Part, Turn, flat_parts, split_turns
 from hypic.engine.plan import Piece
 from hypic.engine.rendering import Rendering
+from hypic.engine.token_ids import TokenIds
 from hypic.engine.vocabulary import any_of, data_tokenizer, eos_ids, generation_defaults, read_json
 from hypic.errors import CheckpointError, ConfigError, PromptError, UnsupportedModel
-from hypic.types import Prompt, PromptLike
+from hypic.types import Prompt, PromptLike, Segment
 
 if TYPE_CHECKING:
     import transformers
@@ -141,6 +143,14 @@ class Tokenizer:
         """
         return list(self._encode_data(text))
 
+    def segment_piece(self, segment: Segment) -> Piece:
+        """A segment by itself, without white space around it: as it stands in any prompt.
+
+        Raises:
+            PromptError: its text is no ``str``, or has lone surrogates.
+        """
+        return self._piece(Part(segment.text.strip(), segment))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, without special tokens."""
         return self._control.decode(list(ids), skip_special_tokens=True)
@@ -196,15 +206,25 @@ class Tokenizer:
     def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         """One message's content; its last piece is marked as an end."""
         last = len(parts) - 1
-        return [Piece(self._encode_data(p.text), p.segment, n == last, p.namespaces) for n, p in enumerate(parts)]
+        return [replace(self._piece(part), ends_message=n == last) for n, part in enumerate(parts)]
 
-    def _encode_data(self, text: str) -> tuple[int, ...]:
-        _check_text(text)
-        return self._data_ids.of(text, lambda: self._data.encode(text, add_special_tokens=False).ids)
+    def _piece(self, part: Part) -> Piece:
+        ids = self._encode_data(part.text)
+        return Piece(ids, part.segment, namespaces=part.namespaces, ends=ids.packed.ends if part.segment else ())
 
-    def _encode_scaffold(self, text: str) -> tuple[int, ...]:
+    def _encode_data(self, text: str) -> TokenIds:
         _check_text(text)
-        return self._scaffold_ids.of(text, lambda: self._control.encode(text, add_special_tokens=False).ids)
+        return self._data_ids.of(text, lambda: self._encoded(text))
+
+    def _encoded(self, text: str) -> TokenIds:
+        encoding = self._data.encode(text, add_special_tokens=False)
+        ids = TokenIds(encoding.ids)
+        ids.packed.ends = opening.ends_of(text, encoding.offsets)
+        return ids
+
+    def _encode_scaffold(self, text: str) -> TokenIds:
+        _check_text(text)
+        return self._scaffold_ids.of(text, lambda: TokenIds(self._control.encode(text, add_special_tokens=False).ids))
 
     def _added_before_text(self) -> tuple[int, ...]:
         """What the tokenizer adds before a text, if anything."""

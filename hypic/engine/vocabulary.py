@@ -1,4 +1,4 @@
-"""What a checkpoint's files say about tokens: which are control, which end a text, how to sample.
+"""What a checkpoint's files say about tokens: which are control, which end a text, how to sample, how far seams go.
 
 Not here: encoding a prompt, which is ``tokenizer``'s.
 """
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypic.errors import CheckpointError, ConfigError
+from hypic.policy import check_opening
 from hypic.types import SamplingParams
 
 if TYPE_CHECKING:
     import tokenizers
 
+SETTINGS_FILE, OPENING = "hypic.json", "seam_opening"
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -88,3 +90,22 @@ def generation_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
     except ConfigError as error:
         raise CheckpointError(f"generation_config.json cannot be used: {error}") from error
     return given
+
+
+def seam_opening(folder: Path) -> int:
+    """How far seams follow openings with this checkpoint unless a policy says otherwise, as its ``hypic.json`` tells:
+    ``{"seam_opening": 24}``; 0 without the file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or says something else.
+    """
+    path = folder / SETTINGS_FILE
+    settings = read_json(path)
+    if unknown := [name for name in settings if name != OPENING]:
+        raise CheckpointError(f"{str(path)!r} holds {unknown[0]!r}; the one setting that it may hold is {OPENING!r}.")
+    most = settings.get(OPENING, 0)
+    try:
+        check_opening(most)
+    except ConfigError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be used: {error}") from error
+    return int(most)

@@ -97,7 +97,8 @@ def test_a_primer_is_given_as_text_and_switched_off_by_a_flag() -> None:
     assert engine_settings(parse(["chat", "--primer", "Two words."])) == {"primer": "Two words."}
     assert engine_settings(parse(["chat", "--primer", "", "--no-primed"])) == {"primer": "", "primed": False}
     assert EngineConfig.of(**engine_settings(parse(["chat", "--primed"]))).policy.primed is True
-    assert EngineConfig.of(**engine_settings(parse(["chat", "--rungs"]))).policy.rungs is True
+    policy = EngineConfig.of(**engine_settings(parse(["chat", "--no-rungs", "--seam-opening", "0"]))).policy
+    assert policy.rungs is False and policy.seam_opening == 0 and EngineConfig().policy.rungs is True
 
 
 def test_help_tells_seconds_from_sizes(capsys: pytest.CaptureFixture[str]) -> None:

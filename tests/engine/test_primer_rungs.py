@@ -23,7 +23,7 @@ from tests.reference import Result, SegmentLink
 
 Make = Callable[..., Bench]
 EXACT = TOLERANCE["float64"]
-BY_PLACE = POLICY.with_(rungs=True)
+BY_PLACE = POLICY
 MODELS = ["qwen", "minimax-partial"]
 BARE, ONE, FIVE = (tuple(random_ids(n, 60 + n)) for n in (3, 21, 70))
 RUNGS = {0: BARE, 1: ONE, 5: FIVE}
@@ -189,7 +189,8 @@ def test_the_middle_rung_is_for_any_place() -> None:
     found = [identity.primer_of(10) for identity in (rungs(6), rungs(0, 9), PLAIN)]
     assert [one and one.num_passages for one in found] == [6, 9, None]
     ids = tuple(range(1, 41))
-    plain = make([*(Piece(ids, Segment("text")) for _ in range(6)), live(3, 9)], POLICY, rungs(0, 1, 4))
+    everywhere = POLICY.with_(rungs=False)
+    plain = make([*(Piece(ids, Segment("text")) for _ in range(6)), live(3, 9)], everywhere, rungs(0, 1, 4))
     assert len({segment.key for segment in plain.segments}) == 1
 
 

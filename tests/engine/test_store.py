@@ -282,8 +282,10 @@ def test_history_shows_where_two_texts_part() -> None:
 
 def test_of_a_text_that_grows_in_parts_the_youngest_versions_are_remembered() -> None:
     history, segment = History(), Segment("text", name="n")
-    planned = [PlannedSegment(segment, tuple(range(n)), 0, (b"first", b"%d" % n)) for n in range(10, 10 + MOST_WHOLES)]
-    for one in [*planned, planned[0], PlannedSegment(segment, (1,) * 500, 0, (b"first", b"last"))]:
+    planned = [
+        PlannedSegment(segment, tuple(range(n)), 0, (b"first", b"%d" % n), 8) for n in range(10, 10 + MOST_WHOLES)
+    ]
+    for one in [*planned, planned[0], PlannedSegment(segment, (1,) * 500, 0, (b"first", b"last"), 8)]:
         history.asked(b"first", 5, one)
     kept = history.wholes(b"first", label_of(segment))
     assert len(kept) == MOST_WHOLES and kept[-1] == (1,) * 500

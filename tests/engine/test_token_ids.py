@@ -61,7 +61,7 @@ def test_a_known_text_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = IdMemory()
     plans = []
     for _ in range(3):
-        ids = memory.of("a text", lambda: list(range(64)))
+        ids = memory.of("a text", lambda: TokenIds(range(64)))
         plans.append(make([Piece(ids, Segment("a text")), Piece((1, 2))], Policy(), IDENTITY))
     plain = make([Piece(tuple(range(64)), Segment("a text")), Piece((1, 2))], Policy(), IDENTITY)
     assert hashed.count(64) == 2, "once for the text, once for the tuple"
@@ -70,7 +70,7 @@ def test_a_known_text_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_packed_goes_with_the_text() -> None:
     memory = IdMemory()
-    kept = weakref.ref(memory.of("a text", lambda: [1, 2, 3]).packed)
+    kept = weakref.ref(memory.of("a text", lambda: TokenIds((1, 2, 3))).packed)
     assert isinstance(kept(), Packed)
     memory.drop(lambda ids: ids == (1, 2, 3))
     gc.collect()

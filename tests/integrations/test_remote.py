@@ -118,14 +118,14 @@ def test_policy_and_sampling_arrive(llm: LLM, remote: RemoteEngine) -> None:
 @pytest.mark.parametrize("prompt", PROMPTS, ids=IDS)
 def test_a_server_from_before_primers_is_told_nothing_of_them(prompt: Any) -> None:
     """It refuses fields that it does not know."""
-    before = HypicOptions.model_fields.keys() - {"primed", "rungs"}
+    before = HypicOptions.model_fields.keys() - {"primed", "rungs", "seam_opening"}
     policy = Policy(seam=4, live_last=1)
     told = request(prompt, SAMPLING, policy, None, None, None)[1]["hypic"]
     assert told.keys() <= before and told["seam"] == 4 and told["live_last"] == 1
     told = request(prompt, SAMPLING, policy.with_(primed=False), None, None, None)[1]["hypic"]
     assert told["primed"] is False and not told.keys() <= before
-    told = request(prompt, SAMPLING, policy.with_(rungs=True), None, None, None)[1]["hypic"]
-    assert told["rungs"] is True and told.keys() - before == {"rungs"}
+    told = request(prompt, SAMPLING, policy.with_(rungs=False, seam_opening=0), None, None, None)[1]["hypic"]
+    assert told["rungs"] is False and told["seam_opening"] == 0 and told.keys() - before == {"rungs", "seam_opening"}
 
 
 def test_tools_and_template_variables_arrive() -> None:

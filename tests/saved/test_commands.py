@@ -120,7 +120,7 @@ def test_passages_are_warmed_for_every_place(
     folder: Path, root: Path, corpus: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rungs = "---\n\nThe ferry is late.\n\n---\n\nIt rains.\n\nThe office is open."
-    flags = ["--primer", rungs, "--rungs"]
+    flags = ["--primer", rungs]
     told_first = told(capsys, *warming(folder, root, corpus, *flags, "--dry-run"))
     assert (told_first["num_segments"], told_first["num_entries"], told_first["num_encoded"]) == (3, 9, 0)
     first = told(capsys, *warming(folder, root, corpus, *flags))

@@ -45,6 +45,7 @@ HELP: Mapping[str, str] = {
     "live_last": "how many of the prompt's last segments are run live",
     "primed": "encode segments behind the primer, if there is one",
     "rungs": "encode each behind the rung of the primer that fits its place in the prompt, once for each rung",
+    "seam_opening": "seams follow first short lines and sentences up to so many tokens; by default the checkpoint's",
     "deterministic": "results that do not depend on the batch",
 }
 

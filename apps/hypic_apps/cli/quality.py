@@ -56,7 +56,6 @@ def add(parser: argparse.ArgumentParser) -> None:
              help="only this number of passages, or of tokens each, of the sweep; may be repeated")  # fmt: skip
     add_flag("--by-place", action="store_true",
              help="each set by the place of the passage that has the answer, where it is one passage")  # fmt: skip
-    add_flag("--rungs", action="store_true", help="all arms behind the primer take the rung of it that fits the place")
     add_flag("--drift", action="store_true", help="errors of states and hidden states, by layer")
     add_flag("--check", action="store_true", help="make every set and compare it with its hash; needs no model")
     add_flag("--system", metavar="TEXT", help="system text (default: none for the bundled model, else a short one)")
@@ -147,8 +146,7 @@ def _quality(
     from hypic_apps.eval.records import Measured, records
 
     plans = {
-        name: Plan(arms, system, args.timed, _at_once(args, about, items), candidates, args.rungs)
-        for name, items in found.items()
+        name: Plan(arms, system, args.timed, _at_once(args, about, items), candidates) for name, items in found.items()
     }
     done: dict[str, Measured] = {}
 
@@ -219,7 +217,7 @@ def _drift(args: argparse.Namespace, arms: Sequence[str], system: str) -> findin
         # Layers that are recorded are not looked into.
         subject = Subject(args.model, replace(_config(args), graphs=False))
     with _bar("looking", len(items)) as advance:
-        found = drift.measure(subject, items, arms, system, lambda: advance(1), args.rungs)
+        found = drift.measure(subject, items, arms, system, lambda: advance(1))
     if args.plot:
         findings.write(Path(args.plot), plot.drift_by_depth(found))
     about = About.of(subject)

@@ -33,8 +33,8 @@ hypic ask "Who leads it?" notes/ --store "disk://~/hypic?size=2GiB"
 """
 DETAILS = """Files are cut into passages as hypic ask cuts them. What the store has is not
 encoded again, so a broken-off run is taken up where it ended. A corpus that is
-larger than the store is refused before anything is encoded. With --rungs a
-passage is encoded once for each rung of the primer."""
+larger than the store is refused before anything is encoded. A passage is
+encoded once for each rung of the primer; with --no-rungs once."""
 AT_ONCE, MOST_BYTES = 64, 2**29
 SAMPLE = 8
 BLOCK_BYTES = 4096

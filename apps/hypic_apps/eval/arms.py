@@ -111,12 +111,14 @@ def resumed(item: Item, system: str) -> Prompt:
 
 NONE = Policy(reuse="none")
 CACHED = Policy(min_segment_tokens=SHORTEST)
+FLAT = CACHED.with_(seam_opening=0)
 _CORE = (
     Arm(FULL, NONE, "full recompute", plain),
     Arm("full-again", NONE, "full recompute in another batch shape: the noise floor", plain, company=1),
     Arm("full-joined", NONE, "full recompute of the joined text, tokenised as one", joined),
-    Arm(MAIN, CACHED, "segments, transition, a seam of 8, behind the primer if there is one: the default", plain),
-    *(Arm(f"seam-{w}", CACHED.with_(seam=w), f"the same with a seam of {w}", plain) for w in SEAMS if w != 8),
+    Arm(MAIN, CACHED, "segments as by default: transition, the model's own seams and primer, rungs by place", plain),
+    *(Arm(f"seam-{w}", FLAT.with_(seam=w), f"the same with a seam of {w}, whatever the opening", plain) for w in SEAMS),
+    Arm("middle-rung", CACHED.with_(rungs=False), "the default behind the primer's middle rung for all places", plain),
     Arm(UNPRIMED, CACHED.with_(primed=False), "the default, but segments encoded with nothing before them", plain),
     Arm("addition", CACHED.with_(compose="addition"), "states added up without transitions", plain),
     Arm("last", CACHED.with_(compose="last"), "only the last segment's state", plain),
@@ -126,16 +128,16 @@ _CORE = (
 )
 # Ways to come closer to full recompute that cost something; each is also run in full where its prompt is another one.
 _KNOBS = (
-    Arm("unprimed-seam-32", CACHED.with_(primed=False, seam=32), "a seam of 32 and nothing before a segment", plain),
-    Arm("seam-64", CACHED.with_(seam=64), "a seam of 64", plain),
+    Arm("unprimed-seam-32", FLAT.with_(primed=False, seam=32), "a seam of 32 and nothing before a segment", plain),
+    Arm("seam-64", FLAT.with_(seam=64), "a seam of 64", plain),
     *(Arm(f"tail-{n}", CACHED.with_(tail_seam=n), f"the last {n} tokens of a segment too", plain) for n in (8, 16)),
-    Arm("seam-4-tail-4", CACHED.with_(seam=4, tail_seam=4), "the eight tokens of the default, four at each end", plain),
-    Arm("seam-24-tail-8", CACHED.with_(seam=24, tail_seam=8), "a seam of 24, the last 8 too", plain),
+    Arm("seam-4-tail-4", FLAT.with_(seam=4, tail_seam=4), "eight tokens, four at each end", plain),
+    Arm("seam-24-tail-8", FLAT.with_(seam=24, tail_seam=8), "a seam of 24, the last 8 too", plain),
     Arm("share-12", CACHED.with_(seam_share=0.125), "a seam of an eighth of the segment", plain),
     Arm("share-25", CACHED.with_(seam_share=0.25), "a seam of a quarter of the segment", plain),
-    Arm("every-32", CACHED.with_(seam_every=32), "a seam of 8 every 32 tokens", plain),
-    Arm("every-16", CACHED.with_(seam_every=16), "a seam of 8 every 16 tokens", plain),
-    Arm("seam-4-every-12", CACHED.with_(seam=4, seam_every=12), "a seam of 4 every 12 tokens", plain),
+    Arm("every-32", CACHED.with_(seam_every=32), "another seam every 32 tokens", plain),
+    Arm("every-16", CACHED.with_(seam_every=16), "another seam every 16 tokens", plain),
+    Arm("seam-4-every-12", FLAT.with_(seam=4, seam_every=12), "a seam of 4 every 12 tokens", plain),
     *(Arm(f"last-live-{n}", CACHED.with_(live_last=n), f"the last {n} passages run live", plain) for n in (1, 2)),
     Arm("edges-32", CACHED, "a seam of 32 for the first and the last passage", edges(32)),
     Arm("halves", CACHED.with_(min_segment_tokens=16), "each passage as two segments", halves),

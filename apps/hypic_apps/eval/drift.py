@@ -60,16 +60,15 @@ class Seen:
 
 def measure(
     subject: Subject, items: Sequence[Item], arms: Sequence[str] = ARM_NAMES, system: str = "",
-    progress: Callable[[], None] = lambda: None, rungs: bool = False,
+    progress: Callable[[], None] = lambda: None,
 ) -> list[Drift]:  # fmt: skip
-    """Every arm's drift over the items' prompts; each prompt has to fit one step of the engine. With ``rungs`` segments
-    are encoded behind the rung that fits their place."""
+    """Every arm's drift over the items' prompts; each prompt has to fit one step of the engine."""
     errors: dict[str, list[list[tuple[Tensor | None, float]]]] = {arm: [] for arm in arms}
     near: dict[str, list[Sequence[Sequence[Tensor]]]] = {arm: [] for arm in arms}
     for item in items:
-        full = _look(subject, item, FULL, system, rungs)
+        full = _look(subject, item, FULL, system)
         for arm in arms:
-            found = _look(subject, item, arm, system, rungs)
+            found = _look(subject, item, arm, system)
             errors[arm].append(_errors(subject, found, full))
             near[arm].append(_by_distance(found, full))
         progress()
@@ -87,11 +86,11 @@ def _kind(layer: nn.Module) -> str:
     return "full_attention" if name in ("Attention", "LatentAttention") else "linear_attention"
 
 
-def _look(subject: Subject, item: Item, arm: str, system: str, rungs: bool) -> Seen:
+def _look(subject: Subject, item: Item, arm: str, system: str) -> Seen:
     prompt = ARMS[arm].build(item, system)
     assert prompt is not None, "arms of drift have a prompt for every item"
     subject.forget()
-    return look(subject, prompt, ARMS[arm].policy.with_(rungs=rungs))
+    return look(subject, prompt, ARMS[arm].policy)
 
 
 def look(subject: Subject, prompt: Prompt, policy: Policy) -> Seen:

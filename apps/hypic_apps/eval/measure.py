@@ -9,7 +9,7 @@ store and is the same whoever answers it, so numbers do not depend on how many p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from hypic.errors import ConfigError
@@ -26,21 +26,18 @@ MOST_TOKENS = {"short": 48, "reasoned": 96, "long": 320, "refusal": 48, "call": 
 class Plan:
     """What is measured: arms by name, the system text, on how many items of each set the time is taken, and how many
     items run in each other's company: 1 is best on a CPU, dozens are on a GPU. ``candidates`` are arms of this plan
-    alone, behind primers that may replace the model's own; with ``rungs`` all arms take the rung that fits a
-    segment's place."""
+    alone, behind primers that may replace the model's own."""
 
     arms: Sequence[str]
     system: str = ""
     num_timed: int = 0
     at_once: int = 1
     candidates: Sequence[Arm] = ()
-    rungs: bool = False
 
     @property
     def each(self) -> Sequence[Arm]:
         """All arms."""
-        arms = [*(ARMS[name] for name in self.arms), *self.candidates]
-        return [replace(arm, policy=arm.policy.with_(rungs=self.rungs)) for arm in arms]
+        return [*(ARMS[name] for name in self.arms), *self.candidates]
 
 
 @dataclass(frozen=True)

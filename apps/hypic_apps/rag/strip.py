@@ -33,7 +33,7 @@ def pieces_of(tokenizer: Any, messages: Sequence[Message]) -> list[tuple[int, Se
 def counts(report: CacheReport) -> dict[str, Any]:
     """The numbers of a report. ``head_tokens`` came from an exact head of the prompt, not from segments."""
     hits = [segment for segment in report.segments if segment.outcome == "hit"]
-    interiors = sum(report.policy.num_cached(segment.num_tokens) for segment in hits)
+    interiors = sum(segment.num_cached(report.policy) for segment in hits)
     return {
         "prompt_tokens": report.prompt_tokens,
         "computed_tokens": report.computed_tokens,
@@ -60,8 +60,8 @@ def _segment(
 ) -> dict[str, Any]:
     outcome = "pending" if told is None else told.outcome
     num_rows = 0
-    if report is not None and outcome in ("hit", "encoded"):
-        num_rows = num_tokens - report.policy.num_cached(num_tokens, segment.seam)
+    if report is not None and told is not None and outcome in ("hit", "encoded"):
+        num_rows = num_tokens - told.num_cached(report.policy)
     return {
         "outcome": outcome,
         "label": segment.name or "passage",

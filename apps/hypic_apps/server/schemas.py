@@ -59,6 +59,7 @@ class HypicOptions(BaseModel):
     live_last: int | None = None
     primed: bool | None = None
     rungs: bool | None = None
+    seam_opening: int | None = None
     split_flat: bool = True
     parse: Literal["all", "reasoning", "none"] = "all"
     return_tokens: bool = False

@@ -132,7 +132,7 @@ def policy_fields(policy: Policy | None) -> dict[str, Any]:
     """What a policy says. ``primed`` and ``rungs`` are left out where they are as by default: a server from before they
     were refuses fields that it does not know, and has no primer to do without."""
     told = {} if policy is None else {key: value for key, value in asdict(policy).items() if value is not None}
-    return {key: value for key, value in told.items() if (key, value) not in (("primed", True), ("rungs", False))}
+    return {key: value for key, value in told.items() if (key, value) not in (("primed", True), ("rungs", True))}
 
 
 def _sampling(sampling: SamplingParams) -> dict[str, Any]:

@@ -23,12 +23,10 @@ from tests.apps.eval.test_command import ENGINE
 ONE, OTHER = f"{passage(11)}\n\n{passage(12)}", passage(13)
 
 
-def _values(
-    subject: Subject, item: Item, arms: tuple[str, ...], by_place: bool = False, **candidates: str
-) -> dict[str, dict[str, float]]:
+def _values(subject: Subject, item: Item, arms: tuple[str, ...], **candidates: str) -> dict[str, dict[str, float]]:
     """What is measured, but for times and what is made of this machine's, by arm."""
     made = [behind(name, text) for name, text in candidates.items()]
-    found = measure.measure(subject, "T", [item, item], measure.Plan(arms, "", 1, candidates=made, rungs=by_place))
+    found = measure.measure(subject, "T", [item, item], measure.Plan(arms, "", 1, candidates=made))
     out: dict[str, dict[str, float]] = {}
     for r in records("tiny", found):
         if r.metric not in ("ttft_s", "floor_s"):
@@ -53,9 +51,7 @@ def test_a_candidate_is_measured_as_the_model_behind_it(folder: Path, item: Item
 def test_what_is_timed_is_encoded_for_its_place(folder: Path, item: Item) -> None:
     """What is run of a prompt whose segments are cached does not hang on what they were encoded behind."""
     rungs = f"---\n\n{passage(14)}\n\n---\n\n{ONE}"
-    found = _values(
-        Subject(str(folder), EngineConfig.of(**SETTINGS)), item, ("full", "transition"), by_place=True, a=ONE, b=rungs
-    )
+    found = _values(Subject(str(folder), EngineConfig.of(**SETTINGS)), item, ("full", "transition"), a=ONE, b=rungs)
     costs = ("run_share", "encoded_share", "cached_bytes")
     assert len(item.passages) > 1 and found["primer-a"]["kl"] != found["primer-b"]["kl"]
     assert [found["primer-b"][name] for name in costs] == [found["primer-a"][name] for name in costs]

@@ -73,21 +73,22 @@ def test_sets_stand_as_they_were_asked_for_whichever_is_done_first(
 @pytest.mark.parametrize(
     "what", [["--items", "1", "--timed", "1"], ["--drift", "--prompts", "1"]], ids=["answers", "drift"]
 )
-def test_with_rungs_all_arms_take_the_one_that_fits(
+def test_an_arm_takes_the_middle_rung_for_all_places(
     what: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rungs = "A letter came.\n\n---\n\nThe office opens at nine.\n\nIt rains.\n\nA ferry is late."
 
-    def found(*flags: str) -> Any:
-        arms = ["--arm", "transition", "--arm", "unprimed"]
-        arguments = ["eval", "--set", "S8", *what, *arms, "--primer", rungs, *flags, "--json"]
+    def found(primer: str) -> Any:
+        arms = [flag for arm in ("transition", "middle-rung") for flag in ("--arm", arm)]
+        arguments = ["eval", "--set", "S8", *what, *arms, "--primer", primer, "--json"]
         assert main([*arguments, "--model", str(folder), *ENGINE]) == 0
         told = json.loads(capsys.readouterr().out)
         rows = told["drift"] if "--drift" in what else [r for r in told["records"] if r["metric"] == "kl"]
-        return {arm: [row for row in rows if row["arm"] == arm] for arm in ("transition", "unprimed")}
+        return {arm: [{**row, "arm": ""} for row in rows if row["arm"] == arm] for arm in ("transition", "middle-rung")}
 
-    plain, by_place = found(), found("--rungs")
-    assert plain["transition"] != by_place["transition"] and plain["unprimed"] == by_place["unprimed"] != []
+    by_place, alone = found(rungs), found("A letter came.")
+    assert by_place["transition"] != by_place["middle-rung"] != []
+    assert alone["transition"] == alone["middle-rung"] != [], "of one length there is one for all places"
 
 
 def test_drift_by_layer_and_its_plot(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,7 +259,7 @@ def test_requests_and_answers_travel_whole() -> None:
     from tests.engine.prompts import few_segments
 
     pieces = [
-        Piece((7, 8), namespaces=frozenset({"b", "a"}), place=3),
+        Piece((7, 8), namespaces=frozenset({"b", "a"}), place=3, ends=(1, 2)),
         *few_segments(),
         Piece((9,), None, True, is_answer=True),
     ]
