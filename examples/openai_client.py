@@ -3,6 +3,9 @@
 hypic serve                                               in one terminal
 python examples/openai_client.py                          in another
 python examples/openai_client.py http://host:8000/v1      a server somewhere else
+
+The demo model's primer has rungs: by default it keeps a passage once for each of four ranges of places, which is closer
+to full recompute. "rungs": false keeps it once for all places.
 """
 
 import sys
@@ -19,7 +22,7 @@ PASSAGES = [
 ]
 
 
-def ask(client: OpenAI, model: str, question: str, passages: list[str], **hypic: str) -> None:
+def ask(client: OpenAI, model: str, question: str, passages: list[str], **hypic: str | bool) -> None:
     """Streams an answer, then tells what became of each passage."""
     parts = [{"type": "text", "text": text} for text in (*passages, question)]
     chunks = client.chat.completions.create(
@@ -28,7 +31,7 @@ def ask(client: OpenAI, model: str, question: str, passages: list[str], **hypic:
         max_tokens=32,
         stream=True,
         stream_options={"include_usage": True},
-        extra_body={"hypic": hypic},
+        extra_body={"hypic": {"rungs": False, **hypic}},
     )
     print(f"\nQ: {question}\nA: ", end="")
     report = None

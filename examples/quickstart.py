@@ -2,6 +2,9 @@
 
 python examples/quickstart.py            the bundled demo model
 python examples/quickstart.py FOLDER     a checkpoint of your own
+
+The demo model's primer has rungs: by default it keeps a passage once for each of four ranges of places, which is closer
+to full recompute (examples/primer_places.py). rungs=False keeps it once for all places.
 """
 
 import sys
@@ -31,7 +34,7 @@ def ask(llm: LLM, question: str, *names: str) -> None:
     print(f"   {report.computed_tokens} tokens computed for a prompt of {report.prompt_tokens}")
 
 
-with LLM(*sys.argv[1:2]) as llm:
+with LLM(*sys.argv[1:2], rungs=False) as llm:
     ask(llm, "How many days of paid leave do employees receive?", "leave", "travel")
     # The same passages in another order, with a new one between them: only the new one is computed.
     ask(llm, "Who is the safety officer?", "travel", "safety", "leave")
