@@ -25,7 +25,7 @@ MOST_CHARACTERS = 16
 def ends_of(text: str, offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     """After how many tokens a line or a sentence of a text ends, of its first ``FARTHEST`` tokens.
 
-    ``offsets`` are the first and last character of each token, as tokenizers tell them.
+    ``offsets`` are where each token starts and stops in the text, as tokenizers tell them.
     """
     stops = [stop for _, stop in offsets[: FARTHEST + 1]]
     ends = (

@@ -8,9 +8,8 @@ for recurrent states what anchor blocks (Star Attention, arXiv 2411.17116) do fo
 kept of a segment is its own tokens' effect, ``(T, B)`` of its interior and K/V, computed with the primer in view.
 
 A model that numbers what it reads takes a segment for the one behind the primer's passages, wherever it stands. So a
-primer may have *rungs*, heads of it that end at marks. The policy says whether segments are encoded behind the middle
-one, once for all places, or each behind the one with about as many passages as there are segments before it, which
-is the default.
+primer may have *rungs*, heads of it that end at marks: by default each segment is encoded behind the one with about as
+many passages as there are segments before it, under ``Policy(rungs=False)`` all of them behind the middle one.
 """
 
 from __future__ import annotations
@@ -116,10 +115,8 @@ def load(folder: Path, config: EngineConfig) -> Runner:
         UnsupportedModel, CheckpointError: the checkpoint is refused, incomplete or unreadable.
         ConfigError: the device, the memory budget or the primer cannot be right.
     """
-    rungs, most = (
-        ids_of(folder, config),
-        seam_opening(folder),
-    )  # first: what cannot be read is said before gigabytes are
+    # First of all: what cannot be read is said before gigabytes are.
+    rungs, most = ids_of(folder, config), seam_opening(folder)
     runner = Runner.load(folder, config)
     runner = replace(runner, identity=replace(runner.identity, seam_opening=most))
     if config.primer is None:  # nobody asked for it

@@ -42,6 +42,13 @@ class TokenIds(tuple[int, ...]):
         made.__dict__["packed"] = packed
         return made
 
+    @classmethod
+    def ending(cls, ids: Iterable[int], ends: tuple[int, ...]) -> TokenIds:
+        """The ids of a text of which it is known where its first lines and sentences end."""
+        made = cls(ids)
+        made.packed.ends = ends
+        return made
+
     @cached_property
     def packed(self) -> Packed:
         """Made when it is first asked for."""

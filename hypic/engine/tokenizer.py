@@ -218,9 +218,7 @@ class Tokenizer:
 
     def _encoded(self, text: str) -> TokenIds:
         encoding = self._data.encode(text, add_special_tokens=False)
-        ids = TokenIds(encoding.ids)
-        ids.packed.ends = opening.ends_of(text, encoding.offsets)
-        return ids
+        return TokenIds.ending(encoding.ids, opening.ends_of(text, encoding.offsets))
 
     def _encode_scaffold(self, text: str) -> TokenIds:
         _check_text(text)

@@ -57,12 +57,12 @@ def test_masks_are_causal_by_position() -> None:
 
 
 def test_long_rows_are_asked_in_blocks() -> None:
-    batch = Batch.pack([chain([row(2500, 3)], 2503, 1, 1)], 4, CPU)
+    batch = Batch.pack([chain([row(300, 3)], 303, 1, 1)], 4, CPU)
     blocks = batch.contexts[0].blocks
-    assert [block.tokens for block in blocks] == [slice(0, 1024), slice(1024, 2048), slice(2048, 2500)]
-    assert [block.num_keys for block in blocks] == [1027, 2051, 2503]
+    assert [block.tokens for block in blocks] == [slice(0, 128), slice(128, 256), slice(256, 300)]
+    assert [block.num_keys for block in blocks] == [131, 259, 303]
     shapes = [tuple(block.mask.shape) for block in blocks if block.mask is not None]
-    assert shapes == [(1024, 1027), (1024, 2051), (452, 2503)]
+    assert shapes == [(128, 131), (128, 259), (44, 303)]
 
 
 def test_keys_stand_where_they_are_told_to() -> None:

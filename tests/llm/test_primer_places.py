@@ -18,7 +18,7 @@ from hypic.errors import ConfigError
 from tests.llm.asking import REUSE, SETTINGS, assert_idle, passage, sampling
 
 TEXT = "---\n\nThe lighthouse keeper counts ships.\n\n---\n\nA letter came.\n\nThe office opens at nine.\n\nIt rains."
-BY_PLACE = REUSE.with_(rungs=True)
+BY_PLACE = REUSE
 SEGMENTS = [Segment(passage(n), name=f"passage {n}") for n in range(5)]
 
 
