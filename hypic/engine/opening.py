@@ -18,7 +18,7 @@ from hypic.policy import FARTHEST
 END = re.compile(r"\s*\n\s*|[.!?\u061f\u0964][\"')\]\u2019\u201d\u00bb]*\s+|[\u3002\uff01\uff1f]")
 # Most tokens of a line or sentence that belongs to an opening, and how many behind it are in the seam too.
 SHORT, BEYOND = 16, 2
-# No token spells more characters than this, but for runs of one character.
+# Tokens spell fewer characters than this on average: what ends behind so many for each is not looked for.
 MOST_CHARACTERS = 16
 
 

@@ -128,6 +128,14 @@ def test_a_server_from_before_primers_is_told_nothing_of_them(prompt: Any) -> No
     assert told["rungs"] is False and told["seam_opening"] == 0 and told.keys() - before == {"rungs", "seam_opening"}
 
 
+def test_a_report_from_before_rungs_had_none() -> None:
+    from hypic.integrations.remote.wire import report_of
+
+    assert report_of({"policy": {"seam": 4}}).policy == Policy(seam=4, rungs=False)
+    assert report_of({"policy": {"seam": 4, "rungs": True}}).policy == Policy(seam=4)
+    assert report_of({}).policy == Policy()
+
+
 def test_tools_and_template_variables_arrive() -> None:
     from tests.apps.server.scripted import ServedScript
 

@@ -137,7 +137,7 @@ class TextSource:
         return lambda: pieces
 
     def segment(self, document: str) -> Piece:
-        return Piece(TokenIds(self.tokenizer.encode_text(document)), Segment(document))
+        return self.tokenizer.segment_piece(Segment(document))
 
     def _text(self, draw: random.Random, count: int) -> str:
         return "".join(draw.choices(self.words, k=count)).strip()

@@ -188,10 +188,12 @@ def _known(kind: type[CacheReport | SegmentReport | Policy], told: Mapping[str, 
 
 
 def report_of(told: Mapping[str, Any]) -> CacheReport:
-    """A report as the server's engine made it; fields of a newer server are left out."""
+    """A report as the server's engine made it; fields of a newer server are left out, and one from before there were
+    rungs had none."""
     known = _known(CacheReport, told)
     segments = tuple(SegmentReport(**_known(SegmentReport, segment)) for segment in known.pop("segments", ()))
-    notes, policy = tuple(known.pop("notes", ())), Policy(**_known(Policy, known.pop("policy", {})))
+    notes, used = tuple(known.pop("notes", ())), _known(Policy, known.pop("policy", {}))
+    policy = Policy(**({"rungs": False, **used} if used else {}))
     return CacheReport(segments=segments, notes=notes, policy=policy, **known)
 
 
