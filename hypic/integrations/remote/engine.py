@@ -34,8 +34,8 @@ class RemoteEngine:
     ``model`` is what the server calls its model; by default whichever it serves. ``namespace`` is where the server
     keeps this engine's segments. ``timeout_s`` bounds the silence of the server, which says something every few
     seconds while it works. A server that cannot be reached or is full is asked again ``max_retries`` times, as long as
-    nothing has come back. A policy replaces the server's own, but that ``primed=True``, ``rungs=True`` and settings that
-    are ``None`` are left to the server. Safe to use from any number of threads and event loops.
+    nothing has come back. A policy replaces the server's own, but that ``primed=True``, ``rungs=True`` and what is
+    ``None`` are left to the server. Safe to use from any number of threads and event loops.
 
     Raises:
         ConfigError: the address is no HTTP address, or another argument cannot be right.
