@@ -48,7 +48,7 @@ _SCAFFOLD_TOKENS = 6
 
 
 class ChatHypic(EngineOptions, BaseChatModel):
-    """Chat model whose prompt segments are computed once and reused at any place.
+    """Chat model whose prompt segments are computed once (once for each rung of a primer) and reused.
 
     Every text content block is a segment or live text of its own; ``segment(...)`` makes marked
     ones. ``hypic.Prompt`` and lists of ``hypic.Segment`` are taken as inputs too. Per call:

@@ -45,7 +45,7 @@ _RUN_OPTIONS = ("callbacks", "tags", "metadata", "run_name", "run_id")
 
 
 class HypicLLM(EngineOptions, BaseLLM):
-    """String model whose prompt segments are computed once and reused at any place.
+    """String model whose prompt segments are computed once (once for each rung of a primer) and reused.
 
     ``template=False`` leaves out the chat template, for base models. Options and errors as for
     ``ChatHypic``.

@@ -36,7 +36,7 @@ logger = logging.getLogger("hypic")
 
 
 class HypicLLM(EngineOptions):
-    """A model whose prompt segments are computed once and reused at any place.
+    """A model whose prompt segments are computed once (once for each rung of a primer) and reused.
 
     Per call: any sampling field, ``policy`` or ``hypic={"reuse": "none"}`` for fields of it, ``namespace``,
     ``split_flat``, ``chat_template_kwargs``, ``tools`` (functions, or OpenAI's dictionaries) and ``tool_choice``. A

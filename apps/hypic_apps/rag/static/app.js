@@ -183,7 +183,7 @@ async function addFiles(files) {
 const remove = (doc) => attempt(async () => {
   const gone = await (await call("DELETE", `api/documents/${doc.id}`)).json();
   const dropped = plural(gone.num_dropped, "cached passage");
-  say(`${gone.name} is deleted, with ${dropped}. The other documents stay as they are: nothing is computed again.`);
+  say(`${gone.name} is deleted, with ${dropped}. The other documents stay as they are.`);
 });
 
 function openEditor(doc) {
