@@ -18,7 +18,7 @@ def listed_segments(call: str, given: object) -> list[Segment]:
     """The segments that a call was given, all of them looked at before the first is used.
 
     Raises:
-        PromptError: it is no list of ``Segment``.
+        PromptError: it is no list of ``Segment``, or one has no text.
     """
     if isinstance(given, Segment):
         raise PromptError(f"{call} was given a single Segment; wrap it in a list.")
@@ -28,6 +28,8 @@ def listed_segments(call: str, given: object) -> list[Segment]:
     for one in segments:
         if not isinstance(one, Segment):
             raise PromptError(f"{call} was given {one!r:.60}; pass a list of Segment.")
+        if not one.text.strip():
+            raise PromptError(f"the segment {one.text!r:.60} has no text but white space; leave it out.")
     return segments
 
 

@@ -51,14 +51,11 @@ def warm_pieces(segment: Segment, piece_of: Callable[[Segment], Piece], place: i
     count as standing before it.
 
     Raises:
-        PromptError: it is no ``Segment``, or one without text.
+        PromptError: it is no ``Segment``.
     """
     if not isinstance(segment, Segment):
         raise PromptError(f"warm was given {segment!r:.60}; pass a list of Segment.")
-    piece = piece_of(segment)
-    if not piece.ids:
-        raise PromptError(f"the segment {segment.text!r:.60} has no text but white space; leave it out.")
-    return [replace(piece, place=place), Piece((0,))]
+    return [replace(piece_of(segment), place=place), Piece((0,))]
 
 
 def _report(inboxes: Sequence[Inbox]) -> CacheReport:

@@ -23,7 +23,7 @@ MOST_CHARACTERS = 16
 
 
 def ends_of(text: str, offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """After how many tokens a line or a sentence of a text ends, of its first ``FARTHEST`` tokens.
+    """After how many tokens a line or a sentence of a text ends that something follows, of its first ``FARTHEST``.
 
     ``offsets`` are where each token starts and stops in the text, as tokenizers tell them.
     """
@@ -32,7 +32,7 @@ def ends_of(text: str, offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
         match.start() + len(match.group().rstrip(" ")) for match in END.finditer(text[: MOST_CHARACTERS * FARTHEST])
     )
     found = dict.fromkeys(bisect_right(stops, end) for end in ends)
-    return tuple(count for count in found if 0 < count <= FARTHEST)
+    return tuple(count for count in found if 0 < count <= FARTHEST and count < len(offsets))
 
 
 def width(ends: Sequence[int], most: int) -> int:

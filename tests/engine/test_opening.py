@@ -45,6 +45,7 @@ def letters(text: str) -> list[tuple[int, int]]:
         ('He said "Go." Then! Yes?\nNo', ['He said "Go."', 'He said "Go." Then!', 'He said "Go." Then! Yes?\n']),
         ("One line", []),
         ("One sentence.", []),
+        ("川。", []),
         ("A list:\n- one\n- two", ["A list:\n", "A list:\n- one\n"]),
         ("東京は首都です。人口は多い。川", ["東京は首都です。", "東京は首都です。人口は多い。"]),
         ("Title \r\n\r\n text", ["Title \r\n\r\n"]),

@@ -18,7 +18,7 @@ pytest.importorskip("httpx")
 from hypic import LLM, Completion, Policy, Prompt, SamplingParams, Segment
 from hypic.errors import ConfigError, HypicError, PromptError, PromptTooLong, UnsupportedModel
 from hypic.integrations.remote import RemoteEngine
-from hypic.integrations.remote.wire import request
+from hypic.integrations.remote.wire import report_of, request
 from hypic.kept import Forgotten
 from hypic.types import MOST_LOGPROBS, CacheReport, TextEngine
 from hypic_apps.server.app import create_app
@@ -129,8 +129,6 @@ def test_a_server_from_before_primers_is_told_nothing_of_them(prompt: Any) -> No
 
 
 def test_a_report_from_before_rungs_had_none() -> None:
-    from hypic.integrations.remote.wire import report_of
-
     assert report_of({"policy": {"seam": 4}}).policy == Policy(seam=4, rungs=False)
     assert report_of({"policy": {"seam": 4, "rungs": True}}).policy == Policy(seam=4)
     assert report_of({}).policy == Policy()

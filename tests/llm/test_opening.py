@@ -84,7 +84,9 @@ def test_a_file_that_cannot_be_used_is_said_before_weights_are_read(folder: Path
 
 
 @pytest.mark.parametrize("text", ["", " \n "])
-def test_white_space_alone_is_refused_where_it_would_be_encoded(text: str, opened: LLM) -> None:
+def test_white_space_alone_is_refused_before_anything_is_encoded(text: str, opened: LLM) -> None:
+    opened.forget(everything=True)
     for ask in (opened.warm, opened.keys):
         with pytest.raises(PromptError, match="has no text but white space; leave it out"):
-            ask([Segment(text)])
+            ask([HEADED, Segment(text)])
+    assert not opened.entries()
